@@ -1,0 +1,50 @@
+"""Swappable strategies for TRL's ``GRPOTrainer``: advantages, KL estimators, rewards and references.
+
+Change one import and pass objects, or write the same in YAML; with nothing configured the trainer is stock TRL. Names
+are loaded when they are first used, so importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "advantages": ("AdvantageOutput", "AdvantageStrategy", "LeaveOneOut", "MeanCentered", "Rank", "ZScore"),
+    "batch": ("RewardBatch",),
+    "config": ("GRPOExtConfig",),
+    "errors": (
+        "CompatibilityError",
+        "ConfigError",
+        "GRPOExtError",
+        "GRPOExtWarning",
+        "RewardError",
+        "ShapeError",
+        "SpecError",
+        "StateError",
+    ),
+    "kl": ("K1", "K2", "K3", "KLEstimator"),
+    "reference": ("AdapterOff", "ReferenceStrategy"),
+    "rewards": ("LengthPenalty", "RewardWrapper"),
+    "specs": ("from_spec", "to_spec"),
+    "trainer": ("GRPOExtTrainer",),
+}
+"""Module -> the names it gives to this package."""
+
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,60 @@
+"""The ``trl-grpo-ext`` command: each subcommand is a module of this package, imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from trl_grpo_ext import __version__
+from trl_grpo_ext._suggest import did_you_mean
+
+# name -> (module, one line for --help). A module offers `add_arguments(parser)` and `run(args) -> int`.
+COMMANDS = {
+    "demo": ("trl_grpo_ext.cli.demo", "train a tiny model with mixed strategies and write a report"),
+    "advantages": ("trl_grpo_ext.cli.advantages", "print what each strategy makes of one group of rewards"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the top-level parser; subcommands are listed but not imported."""
+    listing = "\n".join(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="trl-grpo-ext",
+        description="Swappable strategies for TRL's GRPOTrainer.",
+        epilog=f"commands:\n{listing}\n\n`trl-grpo-ext COMMAND --help` explains one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trl-grpo-ext {__version__}")
+    parser.add_argument("command", metavar="COMMAND", help="one of the commands below")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; return its exit status. User errors end in one line on stderr and status 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    name = parser.parse_args(arguments[:1]).command
+    if name not in COMMANDS:
+        parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)}")
+    module_name, line = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    subparser = argparse.ArgumentParser(
+        prog=f"trl-grpo-ext {name}",
+        description=module.__doc__ or line,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(subparser)
+    args = subparser.parse_args(arguments[1:])
+
+    from trl_grpo_ext.errors import GRPOExtError
+
+    try:
+        return module.run(args)
+    except GRPOExtError as error:
+        print(f"trl-grpo-ext {name}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,169 @@
+"""`GRPOExtConfig`: TRL's `GRPOConfig` with the strategies as specs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from trl import GRPOConfig
+
+from trl_grpo_ext import _trl
+from trl_grpo_ext._strategy import Strategy
+from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError
+from trl_grpo_ext.kl import resolve_weighting
+from trl_grpo_ext.specs import from_spec, to_spec
+
+SPEC_FIELDS = {
+    "advantage": "advantage",
+    "kl": "kl",
+    "beta_control": "beta",
+    "reference": "reference",
+    "shaping": "shaping",
+    "rewards": "reward",
+}
+"""Config field -> the family of the strategies it holds. `shaping` and `rewards` hold one spec or a list."""
+
+LIST_FIELDS = ("shaping", "rewards")
+SETTINGS = {"kl_weighting": "auto"}
+"""Our fields that are plain words, with their defaults."""
+
+REPLACED: dict[str, dict[str, Any]] = {
+    "advantage": {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
+    "reference": {"sync_ref_model": False},
+}
+"""Our field -> the TRL options it replaces, with the values that mean "not set"."""
+
+
+@dataclass
+class GRPOExtConfig(GRPOConfig):
+    r"""TRL's `GRPOConfig` plus one field per strategy. With none of them set it trains as TRL does.
+
+    A strategy field holds a spec: a kind (``"rank"``), a mapping with a `kind` and fields, or the same as JSON text.
+    It is checked here, so that a misspelt name or an impossible combination fails before anything is loaded. A
+    strategy object is turned into its spec.
+
+    `use_bias_correction_kl` is None here, meaning "whatever is right for the estimator"; without a `kl` it is TRL's
+    default.
+
+    Raises `ConfigError` (a ``ValueError``).
+
+    Example::
+
+        GRPOExtConfig(output_dir="out", advantage="rank", kl="k3", beta=0.01)
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *SPEC_FIELDS]
+
+    advantage: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "Advantage strategy: a kind such as 'rank', or a mapping (JSON text)."}
+    )
+    kl: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "KL estimator: a kind such as 'k3', or a mapping (JSON text). Needs beta > 0."}
+    )
+    kl_weighting: str = field(
+        default="auto",
+        metadata={"help": "How the KL term is weighted: 'auto' (exact gradient), 'none', 'ratio' or 'detached'."},
+    )
+    beta_control: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "How beta changes during training: a kind or a mapping (JSON text)."}
+    )
+    reference: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "What the KL is measured against: a kind such as 'adapter_off', or a mapping."}
+    )
+    shaping: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "Group-aware reward shaping: a spec or a list of specs, applied in order."}
+    )
+    rewards: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": "Reward functions: a spec or a list of specs, names or 'module:function'."}
+    )
+    use_bias_correction_kl: bool | None = field(
+        default=None,
+        metadata={
+            "help": "TRL's name for kl_weighting 'ratio' (True) or 'none' (False). Unset: what is right for `kl`, and "
+            "without `kl` TRL's default."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in SPEC_FIELDS:
+            setattr(self, name, _as_spec(name, getattr(self, name)))
+        super().__post_init__()
+        strategies = {name: build_field(name, getattr(self, name)) for name in SPEC_FIELDS}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GRPOExtWarning)  # the trainer says it once
+            check_settings(self, strategies)
+
+    def strategy_specs(self) -> dict[str, Any]:
+        """Return our fields that are set: name -> spec, or the word."""
+        return {
+            name: copy.deepcopy(getattr(self, name))
+            for name in (*SPEC_FIELDS, *SETTINGS)
+            if getattr(self, name) not in (None, SETTINGS.get(name))
+        }
+
+
+def build_field(name: str, value: Any) -> Any:
+    """Return the strategy (for `LIST_FIELDS` a list of them) that a config field or trainer keyword holds.
+
+    Raises `ConfigError` that names the field.
+    """
+    if value is None:
+        return None
+    family = SPEC_FIELDS[name]
+    try:
+        if name in LIST_FIELDS:
+            specs = value if isinstance(value, (list, tuple)) else [value]
+            return [from_spec(spec, family=family) for spec in specs]
+        return from_spec(value, family=family)
+    except ConfigError as error:
+        raise type(error)(f"`{name}`: {error}") from error
+
+
+def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
+    """Raise `ConfigError` if the strategies do not go together with each other or with TRL's options in `args`.
+
+    `strategies` maps each of `SPEC_FIELDS` to its object or None. Returns the resolved KL weighting, None without a KL.
+    """
+    for name, options in REPLACED.items():
+        for option, unset in options.items():
+            if strategies.get(name) is not None and getattr(args, option, unset) != unset:
+                raise ConfigError(
+                    f"`{name}={strategies[name]!r}` replaces TRL's `{option}`, which is set to "
+                    f"{getattr(args, option)!r}; set one of them"
+                )
+    for name in ("kl", "beta_control", "reference"):
+        if strategies.get(name) is not None and args.beta == 0:
+            raise ConfigError(
+                f"`{name}={strategies[name]!r}` has no effect with `beta=0` (TRL's default); set beta, e.g. `beta=0.01`"
+            )
+    weighting = getattr(args, "kl_weighting", "auto")
+    if strategies.get("kl") is None:
+        if weighting != "auto":
+            raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. `kl='k3'`")
+        return None
+    return resolve_weighting(strategies["kl"], weighting, _bias_correction(args))
+
+
+def _bias_correction(args: Any) -> bool | None:
+    """Return TRL's flag if the user set it. A plain `GRPOConfig` can't tell its default from a choice."""
+    flag = args.use_bias_correction_kl
+    if isinstance(args, GRPOExtConfig):
+        return flag
+    return None if flag == _trl.stock_default("use_bias_correction_kl") else flag
+
+
+def _as_spec(name: str, value: Any) -> Any:
+    """Return an independent, JSON-able copy of what a field was given: JSON text is read, objects become specs."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"`{name}` is not valid JSON ({error}), got {value!r}") from error
+    if isinstance(value, Strategy) or callable(value):
+        return to_spec(value)
+    if isinstance(value, (list, tuple)):
+        return [_as_spec(name, item) for item in value]
+    return copy.deepcopy(value)

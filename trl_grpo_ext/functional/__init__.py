@@ -1,0 +1,1 @@
+"""Pure tensor maths, torch only: the formulas that the strategy objects call."""

@@ -1,0 +1,45 @@
+"""Strategies as data: ``{"kind": ...}`` to object and back, for YAML, the command line, checkpoints and the Hub.
+
+A spec is a kind (``"rank"``), a mapping with a kind and fields (``{"kind": "zscore", "eps": 1e-6}``), or for
+strategies outside this package an import path (``{"kind": "my_pkg.my_module:MyStrategy"}``). Specs nest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl_grpo_ext._strategy import FAMILIES, Strategy, build, dump, kinds, refuse_imports
+
+__all__ = ["FAMILIES", "from_spec", "kinds", "to_spec"]
+
+
+def from_spec(spec: Any, *, family: str, remote: bool = False, trust_remote_code: bool = False) -> Any:
+    """Build the strategy that `spec` describes. An object of the family is returned as it is.
+
+    `family` is one of `FAMILIES`. `remote` says that the spec was not written by the user (it comes from the Hub):
+    then import paths in it, at any depth, are refused unless `trust_remote_code`.
+
+    Raises `SpecError` (a ``ValueError``) with the nearest valid names for an unknown family, kind or field, and
+    `ConfigError` for a value out of range.
+
+    >>> from_spec("rank", family="advantage")
+    Rank()
+    >>> from_spec({"kind": "zscore", "ddof": 0}, family="advantage")
+    ZScore(eps=0.0001, ddof=0, scale='group')
+    """
+    if remote and not trust_remote_code:
+        with refuse_imports():
+            return build(spec, family)
+    return build(spec, family)
+
+
+def to_spec(strategy: Strategy | Any) -> Any:
+    """Return the JSON-able spec of a strategy, with every field written out, so that it reads back the same later.
+
+    Raises `SpecError` if it holds something without an import path, such as a lambda.
+
+    >>> from trl_grpo_ext.advantages import ZScore
+    >>> to_spec(ZScore(ddof=0))
+    {'kind': 'zscore', 'eps': 0.0001, 'ddof': 0, 'scale': 'group'}
+    """
+    return dump(strategy)
