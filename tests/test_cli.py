@@ -1,0 +1,74 @@
+"""The command: help, unknown commands, and the advantages table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trl_grpo_ext.cli import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"trl-grpo-ext {name}" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom trl_grpo_ext.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'trl', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().endswith("[]")
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["advantage"])
+    assert stopped.value.code == 2
+    assert "unknown command 'advantage'; did you mean 'advantages'?" in capsys.readouterr().err
+
+
+def test_advantages_prints_the_worked_example(capsys):
+    assert main(["advantages"]) == 0
+    rows = {line.rsplit("  ", 4)[0].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    # mean 2.25, population std sqrt((1.25^2 + 0.25^2 + 1.75^2 + 0.25^2) / 4) = 1.0897
+    assert next(v for k, v in rows.items() if "ddof=0" in k)[-4:] == ["-1.1471", "-0.2294", "1.6059", "-0.2294"]
+    assert next(v for k, v in rows.items() if k.startswith("rank"))[-4:] == ["-0.5000", "0.0000", "0.5000", "0.0000"]
+
+
+def test_advantages_of_given_rewards_and_strategy(capsys):
+    spec = '{"kind": "zscore", "ddof": 0, "eps": 0}'
+    assert main(["advantages", "1", "2", "none", "--strategy", spec, "--strategy", "rank", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rewards"] == [1.0, 2.0, None]
+    assert printed["advantages"] == {spec: [-1.0, 1.0, 0.0], "rank": [-0.5, 0.5, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1", "x"], "a reward must be a number"),
+        (["1", "2", "--strategy", "rnak"], "did you mean 'rank'"),
+        (["1", "2", "--strategy", "{oops"], "not valid JSON"),
+        (["1", "2", "--lengths", "3"], "must give 2 lengths"),
+    ],
+)
+def test_user_errors_end_in_one_line_and_status_2(arguments, message, capsys):
+    assert main(["advantages", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
