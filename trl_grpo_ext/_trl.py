@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import trl
-from accelerate.utils import gather, gather_object, is_peft_model
+from accelerate.utils import broadcast_object_list, gather, gather_object, is_peft_model
 from packaging.version import Version
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import use_adapter
 
-from trl_grpo_ext.errors import CompatibilityError, ConfigError
+from trl_grpo_ext.errors import CompatibilityError, ConfigError, RewardError
 from trl_grpo_ext.functional.masked import masked_sum
+from trl_grpo_ext.reference import REF_ADAPTER, preserved
 
 SUPPORTED = "trl>=1.12,<2"
 
@@ -31,6 +33,7 @@ SEAMS = {
     "_get_per_token_logps_and_entropies": ("model",),
     "_save": ("output_dir",),
     "_save_checkpoint": ("model", "trial"),
+    "_load_from_checkpoint": ("resume_from_checkpoint",),
     "_load_optimizer_and_scheduler": ("checkpoint",),
     "create_model_card": ("model_name",),
 }
@@ -124,11 +127,55 @@ def gather_list(items: list) -> list:
     return gather_object(items)
 
 
+def patience(trainer: Any) -> float:
+    """Return for how many seconds a reward function may run while the other processes wait for it."""
+    return 0.9 * trainer.args.ddp_timeout  # after that timeout the waiting ones give up, with an error that says little
+
+
+def from_main_process(trainer: Any, compute: Callable[[], Any]) -> Any:
+    """Return on every process what `compute` returns on the main one, the only one to call it; it must be picklable.
+
+    Raises `RewardError` on every process if it raises there.
+    """
+    result, failure, cause = None, None, None
+    if trainer.accelerator.is_main_process:
+        try:
+            result = compute()
+        except Exception as error:
+            if trainer.accelerator.num_processes == 1:
+                raise
+            failure, cause = f"{type(error).__name__}: {error}", error
+    if trainer.accelerator.num_processes > 1:
+        result, failure = broadcast_object_list([result, failure])
+    if failure is not None:
+        raise RewardError(f"the main process failed: {failure}") from cause
+    return result
+
+
 def is_truncated(trainer: Any, completion_ids: Sequence[Sequence[int]]) -> list[bool]:
     """Whether each completion ended without an end-of-sequence token, by TRL's own test. An empty one did not."""
     eos_ids = getattr(trainer, "eos_token_ids", None) or [trainer._tokenizer.eos_token_id]  # a list since 1.15
     ends = {*eos_ids, trainer._tokenizer.pad_token_id}
     return [len(ids) > 0 and ids[-1] not in ends for ids in completion_ids]
+
+
+def log_reward_column(trainer: Any, name: str, column: Tensor) -> None:
+    """Log an `(N,)` global column of scores as TRL logs that of a reward function: its metrics and its table column."""
+    log_metrics(trainer, {f"rewards/{name}/{key}": value for key, value in _mean_and_std(column).items()})
+    trainer._logs["rewards"][name].extend(column.tolist())
+
+
+def rewrite_reward(trainer: Any, scores: Tensor) -> None:
+    """Make the `reward` metrics that TRL logged of this batch tell of the given `(N,)` scores."""
+    mean_and_std = _mean_and_std(scores)
+    metrics = trainer._metrics[mode(trainer)]
+    metrics["reward"][-1], metrics["reward_std"][-1] = mean_and_std["mean"], mean_and_std["std"]
+
+
+def _mean_and_std(values: Tensor) -> dict[str, float]:
+    """Return mean and sample deviation of the values that are not NaN; NaN, which no log shows, if there are none."""
+    known = values[~values.isnan()].to(torch.float32)
+    return {"mean": known.mean().item(), "std": known.std().item() if len(known) > 1 else torch.nan}
 
 
 def rewrite_logs(trainer: Any, advantages: Tensor, frac_zero: float) -> None:
@@ -177,14 +224,131 @@ def token_weights(trainer: Any, inputs: dict[str, Any], mask: Tensor) -> Tensor:
     raise ConfigError(f"trl-grpo-ext does not know how TRL normalises loss_type={kind!r}; train without a KL strategy")
 
 
-def global_mean(trainer: Any, values: Tensor, mask: Tensor) -> float:
-    """Return the mean of `(B, T)` values over the masked tokens of all processes."""
-    local = torch.stack([masked_sum(values, mask), mask.sum().float()])
-    total, count = trainer.accelerator.reduce(local, reduction="sum")
-    return (total / count.clamp(min=1.0)).item()
+def global_sums(trainer: Any, values: Sequence[Tensor], mask: Tensor) -> tuple[list[float], float]:
+    """Return the sum of each of the `(B, T)` values over the masked tokens of all processes, and how many those are."""
+    local = torch.stack([*(masked_sum(v, mask).float() for v in values), mask.sum().float()])
+    *totals, tokens = trainer.accelerator.reduce(local, reduction="sum").tolist()
+    return totals, tokens
+
+
+# What `_get_per_token_logps_and_entropies` takes beside ids and masks, for models that see more than text.
+_FORWARD_EXTRAS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+def forward(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Return the `(B, T)` log-probs of the completion tokens in `inputs` under `model`, by TRL's own pass."""
+    accepted = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+    any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    extras = {name: inputs[name] for name in _FORWARD_EXTRAS if name in inputs and (any_keyword or name in accepted)}
+    training = mode(trainer) == "train"
+    args = trainer.args
+    return trainer._get_per_token_logps_and_entropies(
+        model,
+        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+        inputs["completion_ids"].size(1),
+        batch_size=args.per_device_train_batch_size if training else args.per_device_eval_batch_size,
+        **extras,
+    )[0]
+
+
+def base_of(trainer: Any, model: Any) -> Any:
+    """Return the causal language model inside wrappers and adapters."""
+    model = trainer.accelerator.unwrap_model(model)
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+@contextmanager
+def captured_hidden(trainer: Any, model: Any, *, wanted: bool) -> Iterator[list[Tensor]]:
+    """Collect the `(B, P + T, H)` last hidden states of the backbone's forward passes while the block runs."""
+    hidden: list[Tensor] = []
+    if not wanted:
+        yield hidden
+        return
+    backbone = base_of(trainer, model).base_model
+    handle = backbone.register_forward_hook(lambda module, args, output: hidden.append(output.last_hidden_state))
+    try:
+        yield hidden
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def reference_model(trainer: Any) -> Iterator[Any]:
+    """Yield the model to call for the reference's forward pass: as TRL does it, and everything restored afterwards."""
+    if trainer.ref_model is not None:
+        yield trainer.ref_model
+        return
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with preserved(policy), use_adapter(policy, REF_ADAPTER if REF_ADAPTER in policy.peft_config else None):
+        yield trainer.model
+
+
+def output_heads(trainer: Any) -> tuple[Any, Any]:
+    """Return the policy's and the reference's output projections."""
+    head = base_of(trainer, trainer.model).get_output_embeddings()
+    if trainer.ref_model is None:
+        return head, head
+    return head, base_of(trainer, trainer.ref_model).get_output_embeddings()
+
+
+@contextmanager
+def head_precision(trainer: Any) -> Iterator[torch.dtype | None]:
+    """Run the output head as TRL runs it: under its autocast, or in float32. Yields the dtype of its inputs, if cast."""
+    if getattr(trainer.args, "cast_lm_head_to_fp32", False):
+        with torch.autocast(trainer.accelerator.device.type, enabled=False):
+            yield torch.float32
+    else:
+        with trainer.accelerator.autocast():
+            yield None
+
+
+def logit_settings(trainer: Any) -> dict[str, Any]:
+    """Return temperature, scale and cap of the policy's logits, as TRL applies them to the log-probs."""
+    config = base_of(trainer, trainer.model).config.get_text_config()
+    scale = next(
+        (value for name in _LOGIT_SCALES if (value := getattr(config, name, None)) is not None),
+        None,
+    )
+    divisor = getattr(config, "logits_scaling", None)  # HyperCLOVA X, alone, multiplies by it
+    if scale is None and divisor is not None:
+        scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
+    return {
+        "temperature": trainer.temperature,
+        "logit_scale": 1.0 if scale is None else scale,
+        "softcap": getattr(config, "final_logit_softcapping", None),
+    }
+
+
+_LOGIT_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 
 
 def policy_of(trainer: Any) -> Any:
     """Return the unwrapped policy, and None if it carries no adapter."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return model if is_peft_model(model) else None
+
+
+def sharding(trainer: Any) -> str | None:
+    """Return what splits the policy's weights over processes, so that none sees them whole; None if nothing does."""
+    if trainer.is_fsdp_enabled:
+        return "FSDP"
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    return "DeepSpeed ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
+
+
+def first_metric(trainer: Any, name: str) -> float | None:
+    """Return the first value of a training metric since the last `log`, None if there is none."""
+    values = trainer._metrics["train"].get(name)
+    return values[0] if values else None

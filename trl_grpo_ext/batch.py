@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from trl_grpo_ext.errors import ShapeError
+from trl_grpo_ext.functional.segments import ScoredSegments, work_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +62,76 @@ class RewardBatch:
     @cached_property
     def cells(self) -> Tensor:
         """`(N, F)` float64 rewards with infinite cells turned into NaN."""
-        device = torch.device("cpu") if self.rewards.device.type == "mps" else self.rewards.device
-        rewards = self.rewards.detach().to(device, torch.float64)
-        return torch.where(rewards.isinf(), torch.nan, rewards)
+        rewards = self.rewards.detach().to(work_device(self.rewards), torch.float64)
+        return rewards if self._complete else torch.where(rewards.isinf(), torch.nan, rewards)
 
     @cached_property
     def scores(self) -> Tensor:
-        """`(N,)` weighted sum of each row's finite cells; NaN where no function scored the row."""
+        """`(N,)` weighted sum of each row's finite cells; NaN where no function scored the row.
+
+        It has the rewards' precision (float32 at least) and saturates there: a sum is never infinite.
+        """
         weights = self.weights.to(self.cells.device, torch.float64)
-        limit = torch.finfo(torch.float32).max
-        scores = (self.cells * weights).nansum(dim=1).clamp(-limit, limit)
-        scores = torch.where(self.cells.isnan().all(dim=1), torch.nan, scores)
-        return scores.to(self.rewards.device, torch.promote_types(self.rewards.dtype, torch.float32))
+        scores = (self.cells if self._complete else self.cells.nan_to_num()) @ weights
+        if not self._complete:
+            scores = torch.where(self.cells.isnan().all(dim=1), torch.nan, scores)
+        dtype = torch.promote_types(self.rewards.dtype, torch.float32)
+        return scores.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max).to(self.rewards.device, dtype)
+
+    @cached_property
+    def _complete(self) -> bool:
+        """Whether every cell is finite; saves passes over large batches."""
+        return bool(self.rewards.sum(dtype=torch.float64).isfinite())
 
     @cached_property
     def groups(self) -> Tensor:
         """`(N,)` int64 group ids ``0 .. N // G - 1``."""
         return torch.arange(len(self.rewards), device=self.rewards.device) // self.num_generations
+
+    @cached_property
+    def rows(self) -> ScoredSegments:
+        """The scores cut into groups, ready for reductions."""
+        return ScoredSegments(self.scores, self.groups)
+
+    # Views: what a strategy shows to the strategies inside it. They share this batch's tensors.
+
+    _centred_within: ClassVar[tuple[Tensor, ...]] = ()
+    """Partitions within which columns are centred, one after the other; set on views only."""
+
+    @property
+    def evaluation(self) -> RewardBatch:
+        """The batch with `training` False: seeing it never changes a strategy's state."""
+        return self._view(training=False, rows=self.rows) if self.training else self
+
+    def refined(self, segments: Tensor, *, centred: bool = False) -> RewardBatch:
+        """Return the batch cut into other `(N,)` segments than its groups; `num_generations` means nothing there.
+
+        `centred`: scores, and columns taken from the view, have their group's mean subtracted first.
+        """
+        if not centred:
+            return self._view("rows", scores=self.scores, cells=self.cells, groups=segments)
+        centrings = (*self._centred_within, self.groups)
+        return self._view("rows", scores=self.rows.centred_scores(), groups=segments, _centred_within=centrings)
+
+    def column(self, index: int) -> RewardBatch:
+        """Return the batch with one reward function only, at weight 1; its scores are float64."""
+        scores = self.cells[:, index].contiguous()
+        for segments in self._centred_within:
+            scores = ScoredSegments(scores, segments).centred_scores()
+        return self._view(
+            *("rows", "cells", "_complete"),
+            rewards=scores[:, None],
+            scores=scores,
+            weights=self.weights.new_ones(1),
+            names=(self.names[index],),
+            groups=self.groups,
+            _centred_within=(),
+        )
+
+    def _view(self, *stale: str, **values: Any) -> RewardBatch:
+        """Return a copy without the `stale` derived tensors and with `values` in the place of its own."""
+        view = copy.copy(self)
+        for name in stale:
+            view.__dict__.pop(name, None)
+        view.__dict__.update(values)
+        return view

@@ -12,6 +12,8 @@ from trl import GRPOConfig
 
 from trl_grpo_ext import _trl
 from trl_grpo_ext._strategy import Strategy
+from trl_grpo_ext._validate import check_choice
+from trl_grpo_ext.advantages import PerReward
 from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError
 from trl_grpo_ext.kl import resolve_weighting
 from trl_grpo_ext.specs import from_spec, to_spec
@@ -19,15 +21,16 @@ from trl_grpo_ext.specs import from_spec, to_spec
 SPEC_FIELDS = {
     "advantage": "advantage",
     "kl": "kl",
+    "kl_log": "kl",
     "beta_control": "beta",
     "reference": "reference",
     "shaping": "shaping",
     "rewards": "reward",
 }
-"""Config field -> the family of the strategies it holds. `shaping` and `rewards` hold one spec or a list."""
+"""Config field -> the family of the strategies it holds. Those in `LIST_FIELDS` hold one spec or a list."""
 
-LIST_FIELDS = ("shaping", "rewards")
-SETTINGS = {"kl_weighting": "auto"}
+LIST_FIELDS = ("kl_log", "shaping", "rewards")
+SETTINGS = {"kl_weighting": "auto", "kl_placement": "loss"}
 """Our fields that are plain words, with their defaults."""
 
 REPLACED: dict[str, dict[str, Any]] = {
@@ -66,6 +69,13 @@ class GRPOExtConfig(GRPOConfig):
     kl_weighting: str = field(
         default="auto",
         metadata={"help": "How the KL term is weighted: 'auto' (exact gradient), 'none', 'ratio' or 'detached'."},
+    )
+    kl_placement: str = field(
+        default="loss",
+        metadata={"help": "'loss': a KL term per token; 'reward': each score loses beta times the sum of k1."},
+    )
+    kl_log: dict[str, Any] | str | list | None = field(
+        default=None, metadata={"help": 'More KL estimators to log, such as \'["k1", "k2"]\'; no extra forward pass.'}
     )
     beta_control: dict[str, Any] | str | list | None = field(
         default=None, metadata={"help": "How beta changes during training: a kind or a mapping (JSON text)."}
@@ -134,17 +144,53 @@ def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
                     f"`{name}={strategies[name]!r}` replaces TRL's `{option}`, which is set to "
                     f"{getattr(args, option)!r}; set one of them"
                 )
-    for name in ("kl", "beta_control", "reference"):
+    for name in ("kl", "kl_log", "beta_control", "reference"):
         if strategies.get(name) is not None and args.beta == 0:
             raise ConfigError(
                 f"`{name}={strategies[name]!r}` has no effect with `beta=0` (TRL's default); set beta, e.g. `beta=0.01`"
             )
+    whole = [estimator for estimator in strategies.get("kl_log") or [] if estimator.needs_vocabulary]
+    if whole:
+        raise ConfigError(f"`kl_log` watches without an extra forward pass, which {whole[0]!r} needs; take it as `kl`")
+    if check_placement(args, strategies) == "reward":
+        return None
     weighting = getattr(args, "kl_weighting", "auto")
     if strategies.get("kl") is None:
         if weighting != "auto":
             raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. `kl='k3'`")
         return None
     return resolve_weighting(strategies["kl"], weighting, _bias_correction(args))
+
+
+def check_placement(args: Any, strategies: dict[str, Any]) -> str:
+    """Return `kl_placement`, or raise `ConfigError` if "reward" does not go with the rest."""
+    placement = getattr(args, "kl_placement", "loss")
+    check_choice("kl_placement", placement, ("loss", "reward"))
+    if placement == "loss":
+        return placement
+    label = "`kl_placement='reward'`"
+    if args.beta == 0:
+        raise ConfigError(f"{label} has no effect with `beta=0` (TRL's default); set beta, e.g. `beta=0.01`")
+    estimator = strategies.get("kl")
+    if estimator is not None and estimator.name != "k1":
+        raise ConfigError(
+            f"{label} takes `beta * sum of k1` off the score, got `kl={estimator!r}`; use 'k1' or unset it"
+        )
+    per_reward = isinstance(strategies.get("advantage"), PerReward)
+    if per_reward or args.multi_objective_aggregation == "normalize_then_sum":
+        chosen = strategies.get("advantage") or "multi_objective_aggregation='normalize_then_sum'"
+        raise ConfigError(
+            f"{label} takes the KL off the summed score, but {chosen} normalises each reward on its own and would blow "
+            "the KL up to their size; use another advantage, or the KL in the loss"
+        )
+    if strategies.get("kl_log"):
+        raise ConfigError(f"{label} has no KL term per token to compare with; unset `kl_log`")
+    weighting = getattr(args, "kl_weighting", "auto")
+    if weighting != "auto" or (isinstance(args, GRPOExtConfig) and args.use_bias_correction_kl is not None):
+        raise ConfigError(
+            f"{label} has no term in the loss to weight; unset `kl_weighting` and `use_bias_correction_kl`"
+        )
+    return placement
 
 
 def _bias_correction(args: Any) -> bool | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +22,23 @@ from trl import GRPOTrainer
 
 from trl_grpo_ext import _trl, hub
 from trl_grpo_ext._strategy import Strategy
-from trl_grpo_ext.advantages import AdvantageStrategy
+from trl_grpo_ext._trainer_kl import KLMixin
+from trl_grpo_ext.advantages import AdvantageStrategy, MeanCentered, ZScore
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.config import LIST_FIELDS, SPEC_FIELDS, GRPOExtConfig, build_field, check_settings
-from trl_grpo_ext.errors import ConfigError, StateError
-from trl_grpo_ext.kl import KLEstimator
-from trl_grpo_ext.reference import ReferenceStrategy, preserved
-from trl_grpo_ext.rewards import RewardWrapper, is_async
+from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError, StateError
+from trl_grpo_ext.kl import K3, ExactKL
+from trl_grpo_ext.reference import (
+    ReferenceStrategy,
+    check_resumed,
+    check_trainable,
+    default_reference,
+    kept_dtypes,
+    preserved,
+    start_warning,
+    stock_reference,
+)
+from trl_grpo_ext.rewards import RewardGuard, RewardWrapper, ShapingStrategy, bind_rewards, is_async
 from trl_grpo_ext.specs import from_spec, to_spec
 
 _trl.check_compatibility()
@@ -33,15 +46,17 @@ _trl.check_compatibility()
 logger = get_logger(__name__)
 
 
-class GRPOExtTrainer(GRPOTrainer):
+class GRPOExtTrainer(KLMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with swappable strategies. With none of them set it *is* stock TRL, bit for bit.
 
     Takes all that `GRPOTrainer` takes, and as keywords, each an object or a spec:
 
     - `advantage`: an `AdvantageStrategy`; replaces `scale_rewards` and `multi_objective_aggregation`.
     - `kl`: a `KLEstimator`; needs ``beta > 0``.
-    - `reference`: what the KL is measured against.
-    - `beta_control`, `shaping`: see the config.
+    - `beta_control`: how beta moves; without a `kl` it is TRL's, k3.
+    - `reference`: what the KL is measured against; unset, TRL's choice: the base model for a new adapter, a frozen
+      copy for a trained one, a second model for full fine-tuning.
+    - `shaping`: group-aware reward shaping, one or a list.
 
     The same can be set in `GRPOExtConfig`; setting one in both places is an error. Reward functions may be given as
     `reward_funcs`, with wrappers and specs (mappings) among them, or in the config as `rewards`.
@@ -64,16 +79,16 @@ class GRPOExtTrainer(GRPOTrainer):
 
     # Class-level defaults: code around TRL builds bare trainers and calls one method.
     advantage: AdvantageStrategy | None = None
-    kl: KLEstimator | None = None
-    kl_weighting: str | None = None
-    beta_control: Any = None
     reference: ReferenceStrategy | None = None
     shaping: list[Any] | None = None
     strategy_specs: Mapping[str, Any] = MappingProxyType({})
+    _guarded: bool = False
     _scored: tuple[Tensor, list, list, list] | None = None
-    _policy_logps: list[Tensor] | None = None
     _called: set[str] | None = None
     _warned: bool = False
+    _reference: ReferenceStrategy | None = None
+    _own_reference: bool = False
+    _check_start: bool = False
 
     def __init__(
         self,
@@ -99,39 +114,59 @@ class GRPOExtTrainer(GRPOTrainer):
             _trl.refuse_liger(args)
         reward_funcs = _reward_functions(reward_funcs, strategies.pop("rewards"))
 
-        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        # Where the reference of a PEFT policy is ours to set up, TRL must not copy the adapter as well.
+        reference = strategies["reference"] or (default_reference(model) if args.beta != 0 else None)
+        ours = {"beta": 0.0} if reference is not None and hasattr(model, "peft_config") else {}
+        with _trl.overridden(args, **ours):
+            super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        if ours:
+            self.beta = args.beta
 
         for name, strategy in strategies.items():
             setattr(self, name, strategy)
         self.kl_weighting = kl_weighting
+        self.kl_placement = getattr(args, "kl_placement", "loss")
+        self._begin_beta()
+        if isinstance(self.kl, ExactKL) and (how := _trl.sharding(self)):
+            raise ConfigError(
+                f"kl {self.kl!r} needs the whole output head, which {how} splits over processes; use 'k3'"
+            )
         self.strategy_specs = _specs(args, strategies)
         self._called = set()
         configured = any(strategy is not None for strategy in strategies.values())
         if configured or any(isinstance(function, Strategy) for function in self.reward_funcs):
             self.reward_func_names: list[str] = _unique(self.reward_func_names)
-        if self.reference is not None:
-            self.reference.prepare(_trl.policy_of(self) or self.accelerator.unwrap_model(self.model))
-        if configured:
+            self._guarded = self.accelerator.num_processes > 1
+        bind_rewards(self.reward_funcs, self.accelerator.unwrap_model(self.model), self.processing_class)
+        against = self._set_up_reference(reference)
+        if configured or self._reference is not None:
             self.add_callback(_AfterStep(self))
-            logger.info("trl-grpo-ext: %s", json.dumps(self.strategy_specs))
+            logger.info("trl-grpo-ext: %s%s", json.dumps(self.strategy_specs) if configured else "no strategy", against)
 
     # Rewards and advantages
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.advantage is not None or self.shaping:
+        if not self._guarded:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        else:
+            guard = RewardGuard(
+                self.reward_funcs, self.reward_func_names, self.accelerator.process_index, _trl.patience(self)
+            )
+            with _trl.overridden(self, reward_funcs=guard.functions):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            guard.check(_trl.gather_list)
+        if self.advantage is not None or self.shaping or self.kl_placement == "reward":
             self._scored = (rewards, completion_ids_list, prompts, completions)
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        policy = _trl.policy_of(self) if self.beta != 0 else None
-        if policy is None:
+        with self._reference_kept_apart():
             output = super()._generate_and_score_completions(inputs)
-        else:
-            with preserved(policy):  # the reference pass switches adapters, and PEFT does not put everything back
-                output = super()._generate_and_score_completions(inputs)
         if self._scored is not None:
-            advantages = self._advantages(self._reward_batch())
+            batch = self._shaped(self._reward_batch())
+            if self.kl_placement == "reward":
+                batch = self._with_kl_penalty(batch, output)
+            advantages = self._advantages(batch)
             output["advantages"] = _trl.local_slice(self, advantages, len(inputs)).to(output["advantages"].device)
             self._scored = None
         return output
@@ -141,16 +176,11 @@ class GRPOExtTrainer(GRPOTrainer):
         rewards, completion_ids, prompts, completions = self._scored  # type: ignore[misc]  # set by the caller
         training = _trl.mode(self) == "train"
         local = torch.tensor(
-            [
-                [len(ids), cut]
-                for ids, cut in zip(completion_ids, _trl.is_truncated(self, completion_ids), strict=True)
-            ],
+            [[len(ids), cut] for ids, cut in zip(completion_ids, _trl.is_truncated(self, completion_ids), strict=True)],
             device=rewards.device,
         ).view(-1, 2)
         shape = _trl.gather_tensor(local)
-        needs_text = any(
-            getattr(strategy, "needs_text", False) for strategy in [self.advantage, *(self.shaping or [])]
-        )
+        needs_text = any(getattr(strategy, "needs_text", False) for strategy in [self.advantage, *(self.shaping or [])])
         return RewardBatch(
             rewards=rewards,
             weights=self.reward_weights,
@@ -163,10 +193,36 @@ class GRPOExtTrainer(GRPOTrainer):
             completions=_trl.gather_list(completions) if needs_text else None,
         )
 
+    def _shaped(self, batch: RewardBatch) -> RewardBatch:
+        """Return the global batch after shaping, and log the columns that it brought."""
+        if not self.shaping:
+            return batch
+        shaped = batch
+        for shaping in self.shaping:
+            shaped = self._shaped_once(shaping, shaped) if shaping.runs_once else shaping(shaped)
+        self._mark_called("shaping")
+        for index, name in enumerate(shaped.names):
+            if name not in batch.names:
+                _trl.log_reward_column(self, name, shaped.rewards[:, index])
+        _trl.rewrite_reward(self, shaped.scores)
+        return shaped
+
+    def _shaped_once(self, shaping: ShapingStrategy, batch: RewardBatch) -> RewardBatch:
+        """Return ``shaping(batch)``, computed on the main process only."""
+
+        def compute() -> tuple[Tensor, Tensor, tuple[str, ...]]:
+            shaped = shaping(batch)
+            return shaped.rewards.cpu(), shaped.weights.cpu(), shaped.names  # a device means nothing elsewhere
+
+        rewards, weights, names = _trl.from_main_process(self, compute)
+        rewards, weights = rewards.to(batch.rewards.device), weights.to(batch.weights.device)
+        return dataclasses.replace(batch, rewards=rewards, weights=weights, names=names)
+
     def _advantages(self, batch: RewardBatch) -> Tensor:
         """Return the `(N,)` advantages of the global batch, and make the logs tell of them."""
         self._warn_once(batch)
-        advantages, metrics = self.advantage(batch)  # type: ignore[misc]  # set where this is called
+        advantage = self.advantage or _stock_advantage(self)
+        advantages, metrics = advantage(batch)
         self._mark_called("advantage")
         metrics = {f"advantage/{name}": value for name, value in metrics.items()}
         infinite = batch.rewards.isinf()
@@ -193,46 +249,67 @@ class GRPOExtTrainer(GRPOTrainer):
                 self.max_completion_length,
             )
 
-    # KL
+    # The reference
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._policy_logps is not None:
-            self._policy_logps.append(result[0])
-        return result
+    def _set_up_reference(self, reference: ReferenceStrategy | None) -> str:
+        """Bring the policy into the state that gives `reference`, or see which one TRL gave it; say so for the log."""
+        policy = self.accelerator.unwrap_model(self.model)
+        check_trainable(policy)
+        if self.beta == 0:
+            return ""
+        self._own_reference = reference is not None
+        if reference is None:
+            self._reference = stock_reference(policy, self.ref_model)
+            self._check_start = True
+        else:
+            if reference.moves and (how := _trl.sharding(self)):
+                raise ConfigError(
+                    f"reference {reference!r} moves whole adapter weights, which {how} splits over processes; use DDP "
+                    "or ZeRO stage 2, or a reference that stays"
+                )
+            reference.prepare(policy)
+            self._reference = reference
+            self._check_start = reference.starts_at_policy(policy)
+        chosen = "" if self.reference is not None else ", TRL's default here"
+        return f"; the KL is measured against {self._reference.meaning} ({self._reference.name}{chosen})"
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if self.kl is None:
-            if getattr(self.args, "use_bias_correction_kl", False) is not None:
-                return super()._compute_loss(model, inputs)
-            with _trl.overridden(self.args, use_bias_correction_kl=_trl.stock_default("use_bias_correction_kl")):
-                return super()._compute_loss(model, inputs)
-        # TRL computes everything but the KL, and the policy's log-probs are picked up on the way.
-        with _trl.overridden(self, beta=0.0, _policy_logps=[]):
-            loss = super()._compute_loss(model, inputs)
-            (logps,) = self._policy_logps  # type: ignore[misc]
-        return loss + self._kl_loss(logps, inputs)
+    def _reference_step(self, step: int) -> None:
+        """At the end of optimiser step `step`: look at the first KL, and move a reference that moves."""
+        if self._reference is None:
+            return
+        policy = self.accelerator.unwrap_model(self.model)
+        if self._check_start and step == 1 and (kl := _trl.first_metric(self, "kl")) is not None:
+            message = start_warning(kl, self._reference, policy, half=self.args.bf16 or self.args.fp16)
+            if message and self.accelerator.is_main_process:
+                warnings.warn(message, GRPOExtWarning, stacklevel=2)
+        _trl.log_metrics(self, self._reference.after_step(policy, step))
 
-    def _kl_loss(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Return ``beta * sum(kl * w)`` for `(B, T)` policy log-probs, w being the loss type's weight of each token."""
-        mask = _trl.loss_mask(inputs)
-        terms = self.kl(  # type: ignore[misc]  # set where this is called
-            logps,
-            inputs["ref_per_token_logps"],
-            inputs.get("old_per_token_logps"),
-            weighting=self.kl_weighting,
-            mask=mask,
-        )
-        self._mark_called("kl")
-        _trl.log_metrics(self, {"kl": _trl.global_mean(self, terms.detach(), mask), "beta": self.beta})
-        return self.beta * (terms * _trl.token_weights(self, inputs, mask)).sum()
+    @contextmanager
+    def _reference_kept_apart(self) -> Iterator[None]:
+        """See to it that TRL makes its reference pass whenever a KL is wanted, and that the pass changes nothing."""
+        policy = _trl.policy_of(self) if self.beta != 0 or self.beta_control is not None else None
+        # A beta that a control has taken to 0 still has a KL to watch; TRL would skip the pass.
+        with (
+            _trl.overridden(self, beta=self.beta or 1.0) if self.beta_control is not None else nullcontext(),
+            preserved(policy) if policy is not None else nullcontext(),
+        ):
+            yield
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        policy = _trl.policy_of(self) if self._own_reference else None
+        if policy is None:
+            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        with kept_dtypes(policy):
+            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     # What is saved
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         super()._save(output_dir, *args, **kwargs)
         if self.strategy_specs:
-            hub.write_strategies(output_dir or self.args.output_dir, self.strategy_specs)
+            meta = {"versions": hub.versions()} | ({"reference": self._reference.name} if self._reference else {})
+            path = Path(output_dir or self.args.output_dir) / hub.STRATEGIES_FILE
+            hub.write_json(path, {**self.strategy_specs, "_meta": meta})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -243,6 +320,9 @@ class GRPOExtTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
+        ours = self._reference if self._own_reference else None
+        if checkpoint is not None and ours is not None and _trl.sharding(self) != "FSDP":
+            check_resumed(checkpoint, ours)
         stateful = self._stateful()
         if checkpoint is None or not stateful:
             return
@@ -255,6 +335,8 @@ class GRPOExtTrainer(GRPOTrainer):
                     "trained with, or start a new run from its weights"
                 )
             strategy.load_state_dict(saved[name])
+        if self.beta_control is not None:
+            self.beta = self.beta_control.beta
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
@@ -274,7 +356,7 @@ class GRPOExtTrainer(GRPOTrainer):
 
     def _check_called(self) -> None:
         """Raise `StateError` if a configured strategy took no part in the first step: it would be silently ignored."""
-        expected = {name for name in ("advantage", "kl") if getattr(self, name) is not None}
+        expected = {name for name in ("advantage", "kl", "shaping") if getattr(self, name)}
         silent = sorted(expected - (self._called or set()))
         if silent:
             raise StateError(
@@ -295,6 +377,8 @@ class _AfterStep(TrainerCallback):
         if not self.checked:
             self.trainer._check_called()
             self.checked = True
+        self.trainer._update_beta()
+        self.trainer._reference_step(state.global_step)
 
 
 def _resolve(args: Any, keywords: dict[str, Any]) -> dict[str, Any]:
@@ -308,6 +392,9 @@ def _resolve(args: Any, keywords: dict[str, Any]) -> dict[str, Any]:
                 "set it in one place"
             )
         resolved[name] = build_field(name, field if keyword is None else keyword)
+    watched = resolved["kl_log"] or resolved["beta_control"]
+    if watched and resolved["kl"] is None and getattr(args, "kl_placement", "loss") == "loss":
+        resolved["kl"] = K3()  # TRL's own, in the form that can be watched and controlled
     return resolved
 
 
@@ -332,8 +419,24 @@ def _specs(args: Any, strategies: dict[str, Any]) -> dict[str, Any]:
     specs = args.strategy_specs() if isinstance(args, GRPOExtConfig) else {}
     for name, strategy in strategies.items():
         if strategy is not None:
-            specs[name] = [to_spec(s) for s in strategy] if name in LIST_FIELDS else to_spec(strategy)
+            specs[name] = [_saved_spec(s) for s in strategy] if name in LIST_FIELDS else _saved_spec(strategy)
     return specs
+
+
+def _saved_spec(strategy: Any) -> Any:
+    """Return the strategy's spec, or its text if it holds something that can't be written down, such as a lambda."""
+    try:
+        return to_spec(strategy)
+    except SpecError as error:
+        logger.warning("%r is saved as text that can't be read back: %s", strategy, error)
+        return repr(strategy)
+
+
+def _stock_advantage(trainer: Any) -> AdvantageStrategy:
+    """Return the strategy that equals what TRL's own options say."""
+    if trainer.multi_objective_aggregation == "normalize_then_sum":
+        return from_spec("per_reward", family="advantage")
+    return {"group": ZScore(), "batch": ZScore(scale="batch"), "none": MeanCentered()}[trainer.scale_rewards]
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -23,7 +23,9 @@ class Run(NamedTuple):
     logs: list[dict[str, float]]
 
 
-def train(trainer_class, config_class, model, folder, *, peft: bool, trainer_kwargs: dict | None = None, **settings) -> Run:
+def train(
+    trainer_class, config_class, model, folder, *, peft: bool, trainer_kwargs: dict | None = None, **settings
+) -> Run:
     """Train a few steps, two micro-batches each, and return what came out."""
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **settings}
     with warnings.catch_warnings():

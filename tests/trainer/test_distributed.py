@@ -30,9 +30,7 @@ def launch(script: str, *args: str, processes: int, timeout: float = 240) -> sub
 @pytest.mark.parametrize("strategy", ["zscore", "rank"])
 def test_a_group_across_ranks_equals_one_process(tiny_model_dir, tmp_path, strategy):
     """CASES 14: two rows per process and G=4, against the same eight completions scored by hand in one process."""
-    result = launch(
-        "tests/trainer/distributed_worker.py", tiny_model_dir, str(tmp_path), strategy, processes=2
-    )
+    result = launch("tests/trainer/distributed_worker.py", tiny_model_dir, str(tmp_path), strategy, processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     ranks = [json.loads((tmp_path / f"rank{i}.json").read_text()) for i in range(2)]
 

@@ -210,7 +210,12 @@ def test_the_start_line_and_the_saved_file_name_the_strategies(tiny_model_dir, t
         trainer = make(
             tiny_model_dir,
             tmp_path,
-            config={"beta": 0.1, "save_strategy": "steps", "save_steps": 2, "kl": {"kind": "k3", "max_log_ratio": 10.0}},
+            config={
+                "beta": 0.1,
+                "save_strategy": "steps",
+                "save_steps": 2,
+                "kl": {"kind": "k3", "max_log_ratio": 10.0},
+            },
             advantage=ZScore(ddof=0),
         )
     (line,) = [message for message in caplog.messages if "trl-grpo-ext:" in message]

@@ -6,6 +6,7 @@ Without rewards it shows the worked example of one group of four: 1 2 4 2.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         action="append",
         metavar="SPEC",
-        help="a kind, or JSON such as '{\"kind\": \"zscore\", \"ddof\": 0}'; repeat for several (default: all)",
+        help='a kind, or JSON such as \'{"kind": "zscore", "ddof": 0}\'; repeat for several (default: all)',
     )
     parser.add_argument("--lengths", type=int, nargs="+", metavar="LEN", help="completion lengths in tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -75,15 +76,16 @@ def _strategies(specs: Sequence[str] | None) -> list[tuple[str, Any]]:
 
     if specs is None:
         classes = sorted(set(kinds("advantage").values()), key=lambda cls: cls.kind)
-        strategies = []
-        for cls in classes:
-            try:
-                strategies.append((cls.kind, cls()))
-            except TypeError:  # a strategy made of others has no defaults to show
-                continue
+        # A strategy made of others has no defaults to show.
+        strategies = [(cls.kind, cls()) for cls in classes if all(has_default(f) for f in dataclasses.fields(cls))]  # type: ignore[arg-type]
         population = from_spec({"kind": "zscore", "ddof": 0, "eps": 0.0}, family="advantage")
         return [*strategies, ("zscore, ddof=0 eps=0", population)]
     return [(text, from_spec(_parse(text), family="advantage")) for text in specs]
+
+
+def has_default(field: dataclasses.Field) -> bool:
+    """Whether a dataclass field may be left out."""
+    return not field.init or not (field.default is field.default_factory is dataclasses.MISSING)
 
 
 def _parse(text: str) -> Any:
