@@ -42,7 +42,8 @@ class AdvantageStrategy(Strategy, ABC):
         """Return the `(N,)` float32 advantages of `(N,)` values for any `(N,)` int64 partition.
 
         Segment ids may come in any order and need not be dense. `context` carries what some strategies read, such as
-        `lengths` `(N,)`; the others ignore it. State is not changed.
+        `lengths` `(N,)`, and `rows`, the `ScoredSegments` of the two tensors; the others ignore it. State is not
+        changed.
         """
 
     def __call__(self, batch: RewardBatch, **context: Any) -> AdvantageOutput:
@@ -57,7 +58,8 @@ class AdvantageStrategy(Strategy, ABC):
 
     def evaluate(self, batch: RewardBatch, **context: Any) -> AdvantageOutput:
         """Return advantages and metrics of a global batch without changing state."""
-        advantages = self.normalize(batch.scores, batch.groups, **{**context, "lengths": batch.lengths})
+        context = {**context, "lengths": batch.lengths, "rows": batch.rows}
+        advantages = self.normalize(batch.scores, batch.groups, **context)
         return AdvantageOutput(advantages, batch_metrics(batch, advantages))
 
     def observe(self, batch: RewardBatch) -> None:

@@ -45,7 +45,9 @@ class ZScore(AdvantageStrategy):
         check_choice("scale", self.scale, ("group", "batch"))
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.zscore(values, segments, eps=self.eps, ddof=self.ddof, scale=self.scale)
+        return functional.zscore(
+            values, segments, eps=self.eps, ddof=self.ddof, scale=self.scale, rows=context.get("rows")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class MeanCentered(AdvantageStrategy):
     aliases: ClassVar[tuple[str, ...]] = ("dr_grpo",)
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.mean_centered(values, segments)
+        return functional.mean_centered(values, segments, rows=context.get("rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class LeaveOneOut(AdvantageStrategy):
     aliases: ClassVar[tuple[str, ...]] = ("rloo",)
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.leave_one_out(values, segments)
+        return functional.leave_one_out(values, segments, rows=context.get("rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class Rank(AdvantageStrategy):
     kind: ClassVar[str] = "rank"
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.rank(values, segments)
+        return functional.rank(values, segments, rows=context.get("rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,7 @@ class RobustZScore(AdvantageStrategy):
         check_number("eps", self.eps, at_least=0)
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.robust_zscore(values, segments, eps=self.eps)
+        return functional.robust_zscore(values, segments, eps=self.eps, rows=context.get("rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,4 +184,4 @@ class OptimalBaseline(AdvantageStrategy):
     aliases: ClassVar[tuple[str, ...]] = ("opo",)
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        return functional.optimal_baseline(values, segments, context.get("lengths"))
+        return functional.optimal_baseline(values, segments, context.get("lengths"), rows=context.get("rows"))

@@ -78,15 +78,16 @@ class LengthBucketed(Composite):
         check_choice("scope", self.scope, ("group", "batch"))
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
-        split = self._split(values, segments, context.get("lengths"))
+        rows = ScoredSegments.of(values, segments, context.get("rows"))
+        split = self._split(values, segments, context.get("lengths"), rows)
         device = values.device
         if self.scope == "batch":
-            values = ScoredSegments(values, segments).centred_scores()
+            values = rows.centred_scores()
         advantages = self.inner.normalize(values, split.cells, **context)
         return self._zeroed(advantages, split).to(device)
 
     def evaluate(self, batch: RewardBatch, **context: Any) -> AdvantageOutput:
-        split = self._split(batch.scores, batch.groups, batch.lengths)
+        split = self._split(batch.scores, batch.groups, batch.lengths, batch.rows)
         output = self.inner(self._view(batch, split).evaluation, **context)
         advantages = self._zeroed(output.advantages, split).to(batch.rewards.device)
         metrics = {name: value for name, value in output.metrics.items() if name not in ("constant_groups", "abs_max")}
@@ -95,7 +96,7 @@ class LengthBucketed(Composite):
 
     def observe(self, batch: RewardBatch) -> None:
         if self.inner.has_state:
-            self.inner.observe(self._view(batch, self._split(batch.scores, batch.groups, batch.lengths)))
+            self.inner.observe(self._view(batch, self._split(batch.scores, batch.groups, batch.lengths, batch.rows)))
 
     @property
     def _count(self) -> int:
@@ -104,7 +105,7 @@ class LengthBucketed(Composite):
             return len(self.edges) + 1
         return 2 if self.buckets is None else int(self.buckets)
 
-    def _split(self, values: Tensor, segments: Tensor, lengths: Tensor | None) -> LengthCells:
+    def _split(self, values: Tensor, segments: Tensor, lengths: Tensor | None, rows: ScoredSegments) -> LengthCells:
         scopes = torch.zeros_like(segments) if self.scope == "batch" else segments
         return length_cells(
             values,
@@ -114,6 +115,7 @@ class LengthBucketed(Composite):
             edges=self.edges,
             min_size=self.min_size,
             merge=self.small == "merge",
+            rows=rows,
         )
 
     def _view(self, batch: RewardBatch, split: LengthCells) -> RewardBatch:

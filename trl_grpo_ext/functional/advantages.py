@@ -2,6 +2,8 @@
 
 Every formula obeys the same rules: a row without a score (NaN or infinite) gets 0 and touches nobody's baseline; a
 segment that is constant, or has fewer than two scored rows, gets zeros; the work is done in float64.
+
+`rows` may be the `ScoredSegments` of the same tensors, if there are any already.
 """
 
 from __future__ import annotations
@@ -19,9 +21,17 @@ MEAN_DEVIATION_TO_STD = 1.2533
 """Standard deviation of a normal distribution over its mean absolute deviation."""
 
 
-def zscore(values: Tensor, segments: Tensor, *, eps: float = 1e-4, ddof: int = 1, scale: str = "group") -> Tensor:
+def zscore(
+    values: Tensor,
+    segments: Tensor,
+    *,
+    eps: float = 1e-4,
+    ddof: int = 1,
+    scale: str = "group",
+    rows: ScoredSegments | None = None,
+) -> Tensor:
     """``(r - mean) / (std + eps)``; `scale` "batch" centres per segment but takes the std over all scored rows."""
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     if scale == "batch":
         everything = ScoredSegments(values, torch.zeros_like(segments))
         std_N = everything.spread(everything.std(ddof))
@@ -30,32 +40,32 @@ def zscore(values: Tensor, segments: Tensor, *, eps: float = 1e-4, ddof: int = 1
     return rows.finish(rows.centred / (std_N + eps))
 
 
-def mean_centered(values: Tensor, segments: Tensor) -> Tensor:
+def mean_centered(values: Tensor, segments: Tensor, *, rows: ScoredSegments | None = None) -> Tensor:
     """``r - mean``."""
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     return rows.finish(rows.centred)
 
 
-def leave_one_out(values: Tensor, segments: Tensor) -> Tensor:
+def leave_one_out(values: Tensor, segments: Tensor, *, rows: ScoredSegments | None = None) -> Tensor:
     """``r_i - mean_{j != i} r_j``, computed as ``n / (n - 1) * (r_i - mean)``, which cancels less."""
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     factor = rows.count / (rows.count - 1).clamp(min=1)
     return rows.finish(rows.centred * rows.spread(factor))
 
 
-def rank(values: Tensor, segments: Tensor) -> Tensor:
+def rank(values: Tensor, segments: Tensor, *, rows: ScoredSegments | None = None) -> Tensor:
     """``(k - 1) / (n - 1) - 1/2`` for the average rank k in 1..n; ties share the mean rank."""
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     return rows.finish(rows.rank() / rows.spread((rows.count - 1).clamp(min=1)) - 0.5)
 
 
-def robust_zscore(values: Tensor, segments: Tensor, *, eps: float = 1e-4) -> Tensor:
+def robust_zscore(values: Tensor, segments: Tensor, *, eps: float = 1e-4, rows: ScoredSegments | None = None) -> Tensor:
     """``(r - median) / (1.4826 * MAD + eps)``, MAD being the median of ``|r - median|``.
 
     Where more than half of a segment is equal the MAD is 0; its scale is then 1.2533 times the mean of
     ``|r - median|``.
     """
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     deviation = rows.values - rows.spread(rows.median())
     distance = deviation.abs()
     mad = rows.median(distance)
@@ -63,9 +73,11 @@ def robust_zscore(values: Tensor, segments: Tensor, *, eps: float = 1e-4) -> Ten
     return rows.finish(deviation / rows.spread(scale + eps))
 
 
-def optimal_baseline(values: Tensor, segments: Tensor, lengths: Tensor | None = None) -> Tensor:
+def optimal_baseline(
+    values: Tensor, segments: Tensor, lengths: Tensor | None = None, *, rows: ScoredSegments | None = None
+) -> Tensor:
     """``r_i - sum(len * r) / sum(len)`` over the scored rows; equal weights where all lengths are 0 (or None)."""
-    rows = ScoredSegments(values, segments)
+    rows = ScoredSegments.of(values, segments, rows)
     length_N = row_lengths(rows, lengths)
     total = rows.sum(length_N)
     # The same as the formula, taken from the mean: large scores of small spread then lose no digits.

@@ -42,12 +42,14 @@ def length_cells(
     edges: Sequence[float] | None = None,
     min_size: int = 1,
     merge: bool = False,
+    rows: ScoredSegments | None = None,
 ) -> LengthCells:
     """Sort the scored rows of each scope into cells by length: at `edges`, or else in `buckets` quantiles.
 
     `merge`: cells of fewer than `min_size` scored rows are joined to a neighbour, by the rule of `merged_columns`.
+    `rows` may be the `ScoredSegments` of values and scopes, if there are any already.
     """
-    rows = ScoredSegments(values, scopes)
+    rows = ScoredSegments.of(values, scopes, rows)
     length_N = row_lengths(rows, lengths)
     if edges is None:
         bucket_N = quantile_buckets(rows, length_N, buckets)

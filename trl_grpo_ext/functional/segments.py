@@ -38,6 +38,7 @@ class ScoredSegments:
             )
         if segments.is_floating_point() or segments.is_complex() or segments.dtype == torch.bool:
             raise ShapeError(f"segments must hold integers, got {segments.dtype}")
+        self.source = values, segments
         self.device = values.device
         work = work_device(values)
         values_N = values.detach().to(work, torch.float64)
@@ -50,17 +51,21 @@ class ScoredSegments:
         self.shape = _matrix_shape(ids)
         self.ids, self.size = dense_ids(ids) if self.shape is None else (ids, self.shape[0])
 
+    @classmethod
+    def of(cls, values: Tensor, segments: Tensor, rows: ScoredSegments | None = None) -> ScoredSegments:
+        """Return `rows` if they were made from these very tensors, so that nothing is reduced twice; else new ones."""
+        if rows is not None and rows.source[0] is values and rows.source[1] is segments:
+            return rows
+        return cls(values, segments)
+
     @cached_property
     def count(self) -> Tensor:
         """`(K,)` float64 number of scored rows."""
-        return self._sizes.to(torch.float64) if self.complete else self.sum(self.scored.to(torch.float64))
+        return self._sizes.to(torch.float64) if self.complete else self._add(self.scored.to(torch.float64))
 
     def sum(self, x: Tensor | None = None) -> Tensor:
         """Sum over the scored rows of each segment."""
-        x_N = self.values if x is None else self._or_else(x, 0.0)
-        if self.shape is not None:
-            return x_N.reshape(self.shape).sum(dim=1)
-        return x_N.new_zeros(self.size).index_add_(0, self.ids, x_N)
+        return self._add(self.values if x is None else self._or_else(x, 0.0))
 
     def mean(self, x: Tensor | None = None) -> Tensor:
         """Mean over the scored rows of each segment."""
@@ -191,6 +196,12 @@ class ScoredSegments:
         grid = keys_N.new_full((self.size * largest,), torch.nan).index_copy_(0, slot, keys_N[rows])
         ordered_KM, column_KM = grid.view(self.size, largest).sort(dim=1)
         return rows[column_KM.flatten()[slot] + start], start, ordered_KM.flatten()[slot]
+
+    def _add(self, x: Tensor) -> Tensor:
+        """`(K,)` sum over all rows, scored or not."""
+        if self.shape is not None:
+            return x.reshape(self.shape).sum(dim=1)
+        return x.new_zeros(self.size).index_add_(0, self.ids, x)
 
     def _or_else(self, x: Tensor, missing: float) -> Tensor:
         """`(N,)` `x`, and `missing` in rows without a score."""
