@@ -19,9 +19,12 @@ ROOT = Path(trl_grpo_ext.__file__).parent
 LAYERS = {
     "errors": 0, "_suggest": 0, "_validate": 1, "_strategy": 1, "functional": 1, "batch": 1,
     "advantages": 2, "kl": 2, "rewards": 2, "reference": 2,
-    "specs": 3, "hub": 3, "_trl": 3, "config": 4, "_trainer_kl": 5, "_trainer_reference": 5, "trainer": 6, "report": 6, "demo": 7, "schema": 6, "cli": 8,
+    "specs": 3, "hub": 3, "_trl": 3, "config": 4, "_trainer_kl": 5, "_trainer_reference": 5, "_trainer_rewards": 5,
+    "trainer": 6, "report": 6, "demo": 7, "schema": 6, "cli": 8,
 }  # fmt: skip
-MAY_IMPORT_TRL = {"_trl", "_trainer_kl", "_trainer_reference", "config", "trainer", "cli", "demo", "schema"}
+MAY_IMPORT_TRL = {
+    "_trl", "_trainer_kl", "_trainer_reference", "_trainer_rewards", "config", "trainer", "cli", "demo", "schema"
+}  # fmt: skip
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "matplotlib"}
 
 
@@ -91,3 +94,13 @@ def test_every_strategy_is_exported_at_the_top():
     for family in FAMILIES:
         for cls in kinds(family).values():
             assert getattr(trl_grpo_ext, cls.__name__) is cls
+
+
+def test_the_stub_names_what_the_package_exports():
+    tree = ast.parse((ROOT / "__init__.pyi").read_text(encoding="utf-8"))
+    named = {
+        node.module.removeprefix("trl_grpo_ext."): tuple(alias.asname for alias in node.names)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert named == trl_grpo_ext._EXPORTS

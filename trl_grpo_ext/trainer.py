@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,22 +20,14 @@ from trl import GRPOTrainer
 from trl_grpo_ext import _trl, hub
 from trl_grpo_ext._strategy import Strategy
 from trl_grpo_ext._trainer_kl import KLMixin
-from trl_grpo_ext.advantages import AdvantageStrategy, MeanCentered, ZScore
+from trl_grpo_ext._trainer_reference import ReferenceMixin
+from trl_grpo_ext._trainer_rewards import RewardsMixin
+from trl_grpo_ext.advantages import AdvantageStrategy
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.config import LIST_FIELDS, SPEC_FIELDS, GRPOExtConfig, build_field, check_settings
-from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError, StateError
+from trl_grpo_ext.errors import ConfigError, SpecError, StateError
 from trl_grpo_ext.kl import K3, ExactKL
-from trl_grpo_ext.reference import (
-    ReferenceStrategy,
-    check_resumed,
-    check_trainable,
-    default_reference,
-    kept_dtypes,
-    preserved,
-    start_warning,
-    stock_reference,
-)
-from trl_grpo_ext.rewards import RewardGuard, RewardWrapper, ShapingStrategy, bind_rewards, is_async
+from trl_grpo_ext.rewards import RewardWrapper, bind_rewards, is_async
 from trl_grpo_ext.specs import from_spec, to_spec
 
 _trl.check_compatibility()
@@ -46,7 +35,7 @@ _trl.check_compatibility()
 logger = get_logger(__name__)
 
 
-class GRPOExtTrainer(KLMixin, GRPOTrainer):
+class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with swappable strategies. With none of them set it *is* stock TRL, bit for bit.
 
     Takes all that `GRPOTrainer` takes, and as keywords, each an object or a spec:
@@ -79,16 +68,10 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
 
     # Class-level defaults: code around TRL builds bare trainers and calls one method.
     advantage: AdvantageStrategy | None = None
-    reference: ReferenceStrategy | None = None
-    shaping: list[Any] | None = None
     strategy_specs: Mapping[str, Any] = MappingProxyType({})
-    _guarded: bool = False
     _scored: tuple[Tensor, list, list, list] | None = None
     _called: set[str] | None = None
-    _warned: bool = False
-    _reference: ReferenceStrategy | None = None
-    _own_reference: bool = False
-    _check_start: bool = False
+    _said: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -114,13 +97,8 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
             _trl.refuse_liger(args)
         reward_funcs = _reward_functions(reward_funcs, strategies.pop("rewards"))
 
-        # Where the reference of a PEFT policy is ours to set up, TRL must not copy the adapter as well.
-        reference = strategies["reference"] or (default_reference(model) if args.beta != 0 else None)
-        ours = {"beta": 0.0} if reference is not None and hasattr(model, "peft_config") else {}
-        with _trl.overridden(args, **ours):
+        with self._reference_chosen(strategies["reference"], model, args) as chosen:
             super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
-        if ours:
-            self.beta = args.beta
 
         for name, strategy in strategies.items():
             setattr(self, name, strategy)
@@ -138,7 +116,7 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
             self.reward_func_names: list[str] = _unique(self.reward_func_names)
             self._guarded = self.accelerator.num_processes > 1
         bind_rewards(self.reward_funcs, self.accelerator.unwrap_model(self.model), self.processing_class)
-        against = self._set_up_reference(reference)
+        against = self._set_up_reference(chosen)
         if configured or self._reference is not None:
             self.add_callback(_AfterStep(self))
             logger.info("trl-grpo-ext: %s%s", json.dumps(self.strategy_specs) if configured else "no strategy", against)
@@ -146,15 +124,7 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
     # Rewards and advantages
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        if not self._guarded:
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        else:
-            guard = RewardGuard(
-                self.reward_funcs, self.reward_func_names, self.accelerator.process_index, _trl.patience(self)
-            )
-            with _trl.overridden(self, reward_funcs=guard.functions):
-                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            guard.check(_trl.gather_list)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.advantage is not None or self.shaping or self.kl_placement == "reward":
             self._scored = (rewards, completion_ids_list, prompts, completions)
         return rewards
@@ -164,6 +134,7 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         if self._scored is not None:
             batch = self._shaped(self._reward_batch())
+            self._mark_called("shaping")
             if self.kl_placement == "reward":
                 batch = self._with_kl_penalty(batch, output)
             advantages = self._advantages(batch)
@@ -193,35 +164,10 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
             completions=_trl.gather_list(completions) if needs_text else None,
         )
 
-    def _shaped(self, batch: RewardBatch) -> RewardBatch:
-        """Return the global batch after shaping, and log the columns that it brought."""
-        if not self.shaping:
-            return batch
-        shaped = batch
-        for shaping in self.shaping:
-            shaped = self._shaped_once(shaping, shaped) if shaping.runs_once else shaping(shaped)
-        self._mark_called("shaping")
-        for index, name in enumerate(shaped.names):
-            if name not in batch.names:
-                _trl.log_reward_column(self, name, shaped.rewards[:, index])
-        _trl.rewrite_reward(self, shaped.scores)
-        return shaped
-
-    def _shaped_once(self, shaping: ShapingStrategy, batch: RewardBatch) -> RewardBatch:
-        """Return ``shaping(batch)``, computed on the main process only."""
-
-        def compute() -> tuple[Tensor, Tensor, tuple[str, ...]]:
-            shaped = shaping(batch)
-            return shaped.rewards.cpu(), shaped.weights.cpu(), shaped.names  # a device means nothing elsewhere
-
-        rewards, weights, names = _trl.from_main_process(self, compute)
-        rewards, weights = rewards.to(batch.rewards.device), weights.to(batch.weights.device)
-        return dataclasses.replace(batch, rewards=rewards, weights=weights, names=names)
-
     def _advantages(self, batch: RewardBatch) -> Tensor:
         """Return the `(N,)` advantages of the global batch, and make the logs tell of them."""
-        self._warn_once(batch)
-        advantage = self.advantage or _stock_advantage(self)
+        self._warn_of(batch)
+        advantage = self.advantage or self._stock_advantage()
         advantages, metrics = advantage(batch)
         self._mark_called("advantage")
         metrics = {f"advantage/{name}": value for name, value in metrics.items()}
@@ -233,74 +179,21 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
         _trl.rewrite_logs(self, advantages, silent_groups.float().mean().item())
         return advantages
 
-    def _warn_once(self, batch: RewardBatch) -> None:
-        """Say, once per run, what no metric makes obvious."""
-        if self._warned:
-            return
+    def _warn_of(self, batch: RewardBatch) -> None:
+        """Say, each once per run, what no metric makes obvious."""
         if batch.rewards.isinf().any():
-            self._warned = True
-            logger.warning("A reward function returned an infinite value; such cells count as not scored.")
+            self._say_once("A reward function returned an infinite value; such cells count as not scored.")
         finite = batch.scores[batch.scores.isfinite()]
         if len(finite) and batch.truncated.all() and finite.max() == finite.min():
-            self._warned = True
-            logger.warning(
-                "Every completion was cut off at max_completion_length=%s and all scores are equal: nothing is learnt. "
-                "Raise max_completion_length, or make the prompt ask for shorter answers.",
-                self.max_completion_length,
+            self._say_once(
+                f"Every completion was cut off at max_completion_length={self.max_completion_length} and all scores are "
+                "equal: nothing is learnt. Raise max_completion_length, or make the prompt ask for shorter answers."
             )
 
-    # The reference
-
-    def _set_up_reference(self, reference: ReferenceStrategy | None) -> str:
-        """Bring the policy into the state that gives `reference`, or see which one TRL gave it; say so for the log."""
-        policy = self.accelerator.unwrap_model(self.model)
-        check_trainable(policy)
-        if self.beta == 0:
-            return ""
-        self._own_reference = reference is not None
-        if reference is None:
-            self._reference = stock_reference(policy, self.ref_model)
-            self._check_start = True
-        else:
-            if reference.moves and (how := _trl.sharding(self)):
-                raise ConfigError(
-                    f"reference {reference!r} moves whole adapter weights, which {how} splits over processes; use DDP "
-                    "or ZeRO stage 2, or a reference that stays"
-                )
-            reference.prepare(policy)
-            self._reference = reference
-            self._check_start = reference.starts_at_policy(policy)
-        chosen = "" if self.reference is not None else ", TRL's default here"
-        return f"; the KL is measured against {self._reference.meaning} ({self._reference.name}{chosen})"
-
-    def _reference_step(self, step: int) -> None:
-        """At the end of optimiser step `step`: look at the first KL, and move a reference that moves."""
-        if self._reference is None:
-            return
-        policy = self.accelerator.unwrap_model(self.model)
-        if self._check_start and step == 1 and (kl := _trl.first_metric(self, "kl")) is not None:
-            message = start_warning(kl, self._reference, policy, half=self.args.bf16 or self.args.fp16)
-            if message and self.accelerator.is_main_process:
-                warnings.warn(message, GRPOExtWarning, stacklevel=2)
-        _trl.log_metrics(self, self._reference.after_step(policy, step))
-
-    @contextmanager
-    def _reference_kept_apart(self) -> Iterator[None]:
-        """See to it that TRL makes its reference pass whenever a KL is wanted, and that the pass changes nothing."""
-        policy = _trl.policy_of(self) if self.beta != 0 or self.beta_control is not None else None
-        # A beta that a control has taken to 0 still has a KL to watch; TRL would skip the pass.
-        with (
-            _trl.overridden(self, beta=self.beta or 1.0) if self.beta_control is not None else nullcontext(),
-            preserved(policy) if policy is not None else nullcontext(),
-        ):
-            yield
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        policy = _trl.policy_of(self) if self._own_reference else None
-        if policy is None:
-            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
-        with kept_dtypes(policy):
-            return super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said |= {message}
+            logger.warning(message)
 
     # What is saved
 
@@ -320,9 +213,6 @@ class GRPOExtTrainer(KLMixin, GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        ours = self._reference if self._own_reference else None
-        if checkpoint is not None and ours is not None and _trl.sharding(self) != "FSDP":
-            check_resumed(checkpoint, ours)
         stateful = self._stateful()
         if checkpoint is None or not stateful:
             return
@@ -430,13 +320,6 @@ def _saved_spec(strategy: Any) -> Any:
     except SpecError as error:
         logger.warning("%r is saved as text that can't be read back: %s", strategy, error)
         return repr(strategy)
-
-
-def _stock_advantage(trainer: Any) -> AdvantageStrategy:
-    """Return the strategy that equals what TRL's own options say."""
-    if trainer.multi_objective_aggregation == "normalize_then_sum":
-        return from_spec("per_reward", family="advantage")
-    return {"group": ZScore(), "batch": ZScore(scale="batch"), "none": MeanCentered()}[trainer.scale_rewards]
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_grpo_ext._strategy import Strategy
-from trl_grpo_ext.errors import ConfigError
 
 REF_ADAPTER = "ref"
 """The adapter that TRL activates for the reference pass if the policy has it; without it, adapters are switched off."""
@@ -15,9 +14,25 @@ REF_ADAPTER = "ref"
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceStrategy(Strategy, ABC):
-    """Says which weights give the reference log-probs. The trainer calls `prepare` once, before the first step."""
+    """Says which weights give the reference log-probs.
+
+    TRL's reference pass runs its second model if there is one, else the policy with the adapter `REF_ADAPTER` active if
+    there is one, else the policy with its adapters off. A strategy only has to bring the policy into that state: the
+    trainer calls `prepare` once, before the first step, and `after_step` at the end of each.
+    """
 
     family: ClassVar[str] = "reference"
+    meaning: ClassVar[str] = ""
+    """What the KL is measured against, as the log says it."""
+    keeps_adapter: ClassVar[bool] = False
+    """Whether the reference's weights are the adapter `REF_ADAPTER`, which is then part of each checkpoint."""
+    moves: ClassVar[bool] = False
+    """Whether `after_step` changes the reference."""
+
+    @property
+    def name(self) -> str:
+        """The kind, as the log shows it."""
+        return vars(type(self)).get("kind", type(self).__name__)
 
     @abstractmethod
     def prepare(self, model: Any) -> None:
@@ -26,23 +41,10 @@ class ReferenceStrategy(Strategy, ABC):
         Raises `ConfigError` if the model can't have such a reference.
         """
 
+    def starts_at_policy(self, model: Any) -> bool:
+        """Whether the KL should be about zero before the first step."""
+        return True
 
-@dataclass(frozen=True, kw_only=True)
-class AdapterOff(ReferenceStrategy):
-    """The frozen base model: the policy's own backbone with its adapters switched off. No extra weights.
-
-    The natural reference of a fresh LoRA adapter, which starts as the base model. On an adapter that was trained
-    before, the KL then measures the distance from the *base*, not from where this run starts, so it has to be asked
-    for by name.
-    """
-
-    kind: ClassVar[str] = "adapter_off"
-
-    def prepare(self, model: Any) -> None:
-        if not hasattr(model, "peft_config"):
-            raise ConfigError(
-                "reference 'adapter_off' needs a PEFT policy, whose adapters can be switched off; "
-                f"got {type(model).__name__}. Pass `peft_config`, or leave `reference` unset to use a second model"
-            )
-        if REF_ADAPTER in model.peft_config:
-            model.delete_adapter(REF_ADAPTER)
+    def after_step(self, model: Any, step: int) -> dict[str, float]:
+        """Move the reference if it is due at the end of optimiser step `step` (1, 2, ...); return values to log."""
+        return {}

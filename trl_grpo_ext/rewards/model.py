@@ -1,0 +1,200 @@
+"""A reward model that owns its loading: in 4-bit, 8-bit or full precision, apart from everything of the policy's."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from trl_grpo_ext._validate import check_bool, check_choice
+from trl_grpo_ext.errors import CompatibilityError, ConfigError
+from trl_grpo_ext.rewards.packing import Ids
+from trl_grpo_ext.rewards.quantized import shrink_embedding
+from trl_grpo_ext.rewards.scorer import Loaded, TextScorer
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class RewardModel(TextScorer):
+    """Scores prompt and completion with a sequence-classification model, loaded in `bits` 4, 8 or None (as saved).
+
+    `model` is a Hub id or a folder. It is loaded on first use, or by `load()`, on this process's device, with these
+    settings alone: nothing of the policy's `model_init_kwargs` applies to it. `bits` is of the linear layers; the
+    token embedding then has 8, and the score head is never quantized. With `bits=None` the scores equal those of a
+    model given to TRL directly.
+
+    - `quant_type`, `double_quant`: of 4-bit; `dtype` is what the rest is in, and what quantized layers compute in.
+    - `max_length`: longer rows lose their beginning (None: the longest the model can read); the metric
+      ``rewards/<name>/truncated_frac`` tells how many.
+    - `token_budget`: most padded tokens in one forward pass. Rows are sorted by length and packed under it, equal rows
+      are scored once, and if memory runs out it is halved.
+    - `tokenizer`: if not the model's own.
+    - `chat_template`: for messages, if not the tokenizer's own; its text, or a .jinja file.
+    - `label`: which output is the score. `add_special_tokens`: for models that expect [CLS]; TRL's path adds none.
+    - `revision`, `trust_remote_code`: as in transformers, of this model only.
+
+    Scoring needs little precision: 4-bit rarely changes which completion of a group is best, see docs/reward-models.md.
+    Rows without a finite score become None. Needs bitsandbytes unless `bits=None`.
+
+    >>> reward = RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B")
+    >>> reward.__name__, reward.module  # nothing is loaded yet
+    ('reward_model(Skywork-Reward-V2-Qwen3-0.6B)', None)
+
+    Reference: QLoRA (4-bit NormalFloat), https://arxiv.org/abs/2305.14314
+    """
+
+    kind: ClassVar[str] = "reward_model"
+
+    model: str
+    bits: int | None = 4
+    quant_type: str = "nf4"
+    double_quant: bool = True
+    dtype: str = "auto"
+    max_length: int | None = None
+    token_budget: int = 16384
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    label: int = 0
+    add_special_tokens: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+    state: Loaded = field(init=False, repr=False, compare=False, default_factory=Loaded)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", _as_path(self.model))
+        object.__setattr__(self, "tokenizer", _as_path(self.tokenizer))
+        if isinstance(self.dtype, torch.dtype):
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        super().__post_init__()
+
+    def validate(self) -> None:
+        super().validate()
+        if not isinstance(self.model, str):
+            raise ConfigError(f"`model` must be a Hub id or a folder, got {type(self.model).__name__}")
+        check_choice("bits", self.bits, (4, 8, None))
+        check_choice("quant_type", self.quant_type, ("nf4", "fp4"))
+        check_choice("dtype", self.dtype, _DTYPES)
+        for name in ("double_quant", "add_special_tokens", "trust_remote_code"):
+            check_bool(name, getattr(self, name))
+
+    @property
+    def source(self) -> str:
+        return self.model
+
+    def _forward(self, batch: list[Ids]) -> list[float]:
+        with _without_cast_warnings():
+            return super()._forward(batch)
+
+    def load_parts(self) -> tuple[Any, Any]:
+        from accelerate import PartialState
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+        device = PartialState().device
+        hub = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        config = AutoConfig.from_pretrained(self.model, **hub)
+        if self.label >= config.num_labels:
+            raise ConfigError(f"`label` is {self.label}, but {self.model!r} has {config.num_labels} outputs")
+        options: dict[str, Any] = {"dtype": self.dtype, **hub}
+        if self.bits is not None and getattr(config, "quantization_config", None) is None:
+            options["quantization_config"] = self._quantization(config)
+            options["device_map"] = {"": str(device)}
+        with _apart_from_deepspeed():
+            module, info = AutoModelForSequenceClassification.from_pretrained(
+                self.model, output_loading_info=True, **options
+            )
+        heads = head_names(module)
+        untrained = [name for name in info["missing_keys"] if name.split(".")[0] in heads]
+        if untrained:
+            raise ConfigError(
+                f"{self.model!r} is no reward model: it has no trained score head (missing {', '.join(untrained)})"
+            )
+        if "quantization_config" in options:
+            shrink_embedding(module)
+        else:
+            module.to(device)
+        module.config.use_cache = False
+        source = {"revision": self.revision} if self.tokenizer is None else {}
+        tokenizer = AutoTokenizer.from_pretrained(
+            self.tokenizer or self.model, trust_remote_code=self.trust_remote_code, **source
+        )
+        return module.eval().requires_grad_(False), tokenizer
+
+    def _quantization(self, config: Any) -> Any:
+        from transformers import BitsAndBytesConfig
+
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise CompatibilityError(
+                f"{self.__name__} with bits={self.bits} needs bitsandbytes: run `pip install 'trl-grpo-ext[quant]'`, "
+                "or set `bits=None` to load it unquantized"
+            )
+        skip = self._head_modules(config)
+        if self.bits == 8:
+            return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skip)
+        dtype = getattr(config, "dtype", None) if self.dtype == "auto" else getattr(torch, self.dtype)
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.quant_type,
+            bnb_4bit_use_double_quant=self.double_quant,
+            bnb_4bit_compute_dtype=dtype or torch.float32,
+            llm_int8_skip_modules=skip,
+        )
+
+    def _head_modules(self, config: Any) -> list[str]:
+        """Return what must not be quantized: the head, which transformers' own choice covers for some models only.
+
+        It skips the last module unless given a list; that is the head of a decoder, but one layer of several (or a
+        pooler, which is as much a part of the head) in encoders.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        with torch.device("meta"):
+            outline = AutoModelForSequenceClassification.from_config(config, trust_remote_code=self.trust_remote_code)
+        poolers = [name for name, _ in outline.named_modules() if name.endswith(".pooler")]
+        return [*head_names(outline), *poolers]
+
+
+def head_names(module: Any) -> list[str]:
+    """Return the names of a classifier's parts outside its backbone that have weights: its head."""
+    return [
+        name
+        for name, part in module.named_children()
+        if name != module.base_model_prefix and any(True for _ in part.parameters())
+    ]
+
+
+@contextmanager
+def _apart_from_deepspeed() -> Iterator[None]:
+    """While active, transformers loads models whole, also in a run that shards the policy with DeepSpeed ZeRO-3."""
+    from transformers.integrations import deepspeed
+
+    before = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = before
+
+
+@contextmanager
+def _without_cast_warnings() -> Iterator[None]:
+    """While active, bitsandbytes does not say, once per layer and call, that 8-bit layers compute in float16."""
+    noisy = logging.getLogger("bitsandbytes.autograd._functions")
+    noisy.addFilter(_no_casts)
+    try:
+        yield
+    finally:
+        noisy.removeFilter(_no_casts)
+
+
+def _no_casts(record: logging.LogRecord) -> bool:
+    return "inputs will be cast" not in str(record.msg)
+
+
+def _as_path(value: Any) -> Any:
+    return str(value) if hasattr(value, "__fspath__") else value
