@@ -1,7 +1,7 @@
 """Every advantage strategy on the same five groups.
 
-    python benchmarks/advantages_side_by_side.py            # print the tables of docs/advantages.md
-    python benchmarks/advantages_side_by_side.py --write    # update them, and the figure
+python benchmarks/advantages_side_by_side.py            # print the tables of docs/advantages.md
+python benchmarks/advantages_side_by_side.py --write    # update them, and the figure
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ GROUPS = {
     "ties": Group("ties", (0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0)),
     # Length / 200, and 0.2 more for the second and the sixth, which are the good answers.
     "length": Group(
-        "reward that likes length", (0.10, 0.35, 0.20, 0.25, 0.75, 1.05, 0.95, 1.05), (20, 30, 40, 50, 150, 170, 190, 210)
+        "reward that likes length",
+        (0.10, 0.35, 0.20, 0.25, 0.75, 1.00, 0.85, 0.90),
+        (20, 30, 40, 50, 150, 160, 170, 180),
     ),
 }
 
