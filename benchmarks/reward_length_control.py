@@ -53,11 +53,15 @@ CURES: dict[str, dict[str, Any]] = {
     "none": {},
     "`LengthPenalty(alpha=0.06, target=12)`": {"reward": LengthPenalty(likes_length, alpha=0.06, target=12)},
     "`SoftOverlong(max_length=24, buffer=12)`": {"reward": SoftOverlong(likes_length, max_length=24, buffer=12)},
+    "`GroupLengthReward(weight=0.6)`": {"shaping": GroupLengthReward(weight=0.6)},
     "`GroupLengthReward(weight=1)`": {"shaping": GroupLengthReward(weight=1.0)},
     "`PassRateLengthPenalty(weight=1, max_length=32)`": {
         "shaping": PassRateLengthPenalty(weight=1.0, max_length=LONGEST)
     },
-    "`length_bucketed` advantage, 4 buckets": {"advantage": {"kind": "length_bucketed", "buckets": 4}},
+    "`LengthBucketed(buckets=4)`": {"advantage": {"kind": "length_bucketed", "buckets": 4}},
+    "`LengthBucketed(edges=[4, 8, ..., 28], small='zero')`": {
+        "advantage": {"kind": "length_bucketed", "edges": list(range(4, 32, 4)), "small": "zero"}
+    },
     "`max_completion_length=16`": {"max_completion_length": 16},
 }
 WRONG = {

@@ -1,20 +1,45 @@
-"""What is saved beside the weights: `grpo_strategies.json` and the model card's section."""
+"""Strategies outside a run: `grpo_strategies.json` beside the weights, the model card's section, and the Hub."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext._validate import check_choice
+from trl_grpo_ext.errors import ConfigError, SpecError
+from trl_grpo_ext.specs import from_spec, to_spec
+
 STRATEGIES_FILE = "grpo_strategies.json"
 STATE_FILE = "grpo_strategy_state.json"
 
 DEPENDENCIES = ("trl-grpo-ext", "trl", "transformers", "peft", "torch")
 CARD_HEADING = "## Training strategies"
+PACKAGE_LINK = "[trl-grpo-ext](https://pypi.org/project/trl-grpo-ext/)"
+
+FIELD_FAMILIES = {
+    "advantage": "advantage",
+    "kl": "kl",
+    "kl_log": "kl",
+    "beta_control": "beta",
+    "reference": "reference",
+    "shaping": "shaping",
+    "rewards": "reward",
+}
+"""Field of a saved file -> the family of its specs (some hold a list of them)."""
+
+FIELD_WORDS = {"kl_weighting": ("auto", "none", "ratio", "detached"), "kl_placement": ("loss", "reward")}
+
+CURVES = {"reward": "reward", "KL to the reference": "kl", "completion length (tokens)": "completions/mean_length"}
+"""Row of the card's table -> the name under which the trainer logs it."""
+
+
+# Writing
 
 
 def versions() -> dict[str, str]:
@@ -32,8 +57,11 @@ def _version(name: str) -> str | None:
 
 def write_strategies(folder: str | Path, specs: Mapping[str, Any]) -> None:
     """Write `grpo_strategies.json` into `folder`: config field -> spec, and `_meta` with versions."""
-    content = {**specs, "_meta": {"versions": versions()}}
-    write_json(Path(folder) / STRATEGIES_FILE, content)
+    write_json(Path(folder) / STRATEGIES_FILE, _content(specs))
+
+
+def _content(specs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**specs, "_meta": {"versions": versions()}}
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -44,16 +72,188 @@ def write_json(path: Path, content: Any) -> None:
     part.replace(path)
 
 
-def card_section(specs: Mapping[str, Any]) -> str:
-    """Return the model card's "Training strategies" section: the resolved strategies as YAML, and versions."""
-    listed = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return (
-        f"{CARD_HEADING}\n\nTrained with [trl-grpo-ext](https://pypi.org/project/trl-grpo-ext/) "
-        f"({listed}).\n\n```yaml\n{yaml.safe_dump(dict(specs), sort_keys=False).strip()}\n```\n"
+# Reading
+
+
+def load_strategies(
+    repo_or_path: str | Path,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    token: str | bool | None = None,
+) -> dict[str, Any]:
+    """Return the strategies saved in a folder, a file or a Hub repository: config field -> spec.
+
+    `revision` is a branch, tag or commit of the repository. Every spec is built once, so that an unknown kind or a
+    value out of range fails here. Nothing that comes from the Hub is executed: a spec that names an import path, or
+    asks for a model's own code, is refused unless `trust_remote_code`. A folder or file is yours and may name both.
+
+    Raises `ConfigError` if there is no such file, and `SpecError` for what is in it.
+
+    Example::
+
+        args = GRPOExtConfig(output_dir="out", beta=0.01, **load_strategies("user/model"))
+    """
+    path = Path(repo_or_path)
+    remote = not path.exists()
+    file = _downloaded(str(repo_or_path), revision, token) if remote else _local(path, revision)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{STRATEGIES_FILE} of {str(repo_or_path)!r} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise SpecError(f"{STRATEGIES_FILE} of {str(repo_or_path)!r} must hold an object, got {type(content).__name__}")
+    specs = {name: spec for name, spec in content.items() if name != "_meta" and spec is not None}
+    try:
+        for name, spec in specs.items():
+            _check_field(name, spec, remote=remote, trust_remote_code=trust_remote_code)
+    except ConfigError as error:
+        raise type(error)(f"{str(repo_or_path)!r}: {error}") from error
+    return specs
+
+
+def _local(path: Path, revision: str | None) -> Path:
+    if revision is not None:
+        raise ConfigError(f"{str(path)!r} is a local path, which has no `revision`, got {revision!r}")
+    file = path / STRATEGIES_FILE if path.is_dir() else path
+    if not file.exists():
+        raise ConfigError(f"{str(path)!r} holds no {STRATEGIES_FILE}: it was not saved by trl-grpo-ext")
+    return file
+
+
+def _downloaded(repo_id: str, revision: str | None, token: str | bool | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo_id, STRATEGIES_FILE, revision=revision, token=token))
+    except Exception as error:  # the client's and its transport's errors share no root
+        at = f" at revision {revision!r}" if revision else ""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{repo_id!r} is no local path, and its {STRATEGIES_FILE}{at} can't be fetched: {reason}"
+        ) from error
+
+
+def _check_field(name: str, spec: Any, *, remote: bool, trust_remote_code: bool) -> list[Any]:
+    """Build what a field holds and return it as a list; raise for an unknown field or a spec that may not be built."""
+    if name in FIELD_WORDS:
+        check_choice(name, spec, FIELD_WORDS[name])
+        return [spec]
+    if name not in FIELD_FAMILIES:
+        raise SpecError(f"unknown field {name!r}{did_you_mean(name, [*FIELD_FAMILIES, *FIELD_WORDS])}")
+    if remote and not trust_remote_code and _asks_for_code(spec):
+        raise SpecError(
+            f"`{name}` sets `trust_remote_code`, which would run code of a model's repository; read that code, then "
+            "pass `trust_remote_code=True` to allow it"
+        )
+    try:
+        return [
+            from_spec(item, family=FIELD_FAMILIES[name], remote=remote, trust_remote_code=trust_remote_code)
+            for item in (spec if isinstance(spec, (list, tuple)) else [spec])
+        ]
+    except ConfigError as error:
+        raise type(error)(f"`{name}`: {error}") from error
+
+
+def _asks_for_code(spec: Any) -> bool:
+    if isinstance(spec, Mapping):
+        return bool(spec.get("trust_remote_code")) or any(map(_asks_for_code, spec.values()))
+    return isinstance(spec, (list, tuple)) and any(map(_asks_for_code, spec))
+
+
+# Publishing
+
+
+def push_strategies(
+    specs: Mapping[str, Any],
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Training strategies",
+    token: str | bool | None = None,
+    api: Any = None,
+) -> str:
+    """Publish a set of strategies as its own small repository, with a card; return the address of the commit.
+
+    `specs` maps config fields to specs or objects, as in `GRPOExtConfig`. They are checked first, and written with
+    every field, so that they read back the same later. The repository is made if it is not there. `api` is a
+    `huggingface_hub.HfApi` to go through, for an endpoint of your own.
+
+    Raises `ConfigError` before anything is sent if a spec is wrong.
+
+    Example::
+
+        push_strategies({"advantage": "rank", "kl": K3()}, "user/rank-and-k3")
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    full = _full_specs(specs)
+    api = HfApi(token=token) if api is None else api
+    api.create_repo(repo_id, private=private, exist_ok=True, token=token)
+    content = json.dumps(_content(full), indent=2) + "\n"
+    files = {STRATEGIES_FILE: content, "README.md": strategies_card(full, repo_id)}
+    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
+    commit = api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision, token=token)
+    return str(commit.commit_url)
+
+
+def _full_specs(specs: Mapping[str, Any]) -> dict[str, Any]:
+    full: dict[str, Any] = {}
+    for name, spec in specs.items():
+        if spec is None:
+            continue
+        built = [
+            item if name in FIELD_WORDS else to_spec(item)
+            for item in _check_field(name, spec, remote=False, trust_remote_code=True)
+        ]
+        full[name] = built if isinstance(spec, (list, tuple)) else built[0]
+    if not full:
+        raise ConfigError(f"there are no strategies to publish; fields: {', '.join([*FIELD_FAMILIES, *FIELD_WORDS])}")
+    return full
+
+
+def strategies_card(specs: Mapping[str, Any], repo_id: str) -> str:
+    """Return the card of a repository that holds nothing but strategies."""
+    front = yaml.safe_dump({"library_name": "trl", "tags": ["grpo", "trl-grpo-ext", "grpo-strategies"]}).strip()
+    use = (
+        f"```python\nfrom trl_grpo_ext import GRPOExtConfig, load_strategies\n\n"
+        f'args = GRPOExtConfig(output_dir="out", beta=0.01, **load_strategies("{repo_id}"))\n```\n\n'
+        f"```bash\ntrl-grpo-ext train --config your.yaml --strategies_from {repo_id}\n```\n"
     )
+    title = repo_id.split("/")[-1]
+    return f"---\n{front}\n---\n\n# {title}\n\nStrategies for GRPO, without weights.\n\n{use}\n{card_section(specs)}"
 
 
-def add_card_section(path: Path, specs: Mapping[str, Any]) -> None:
+# The model card
+
+
+def card_section(specs: Mapping[str, Any], history: Iterable[Mapping[str, Any]] = ()) -> str:
+    """Return the "Training strategies" section: the resolved strategies as YAML, versions, and headline curves.
+
+    `history` is the trainer's ``state.log_history``.
+    """
+    listed = ", ".join(f"{name} {number}" for name, number in versions().items())
+    text = yaml.safe_dump(dict(specs), sort_keys=False).strip()
+    table = _curves(list(history))
+    return f"{CARD_HEADING}\n\nMade with {PACKAGE_LINK} ({listed}).\n\n```yaml\n{text}\n```\n{table}"
+
+
+def _curves(history: list[Mapping[str, Any]]) -> str:
+    """Return the first and last logged value of each of `CURVES` as a Markdown table; "" if none was logged."""
+    rows = []
+    for label, name in CURVES.items():
+        logged = [(entry.get("step"), entry[name]) for entry in history if isinstance(entry.get(name), (int, float))]
+        if len(logged) > 1:
+            rows.append(f"| {label} | {logged[0][1]:.4g} | {logged[-1][1]:.4g} |")
+            ends = logged[0][0], logged[-1][0]
+    if not rows:
+        return ""
+    header = f"| | step {ends[0]} | step {ends[1]} |\n|---|---:|---:|"
+    return "\n".join(["", header, *rows, ""])
+
+
+def add_card_section(path: Path, specs: Mapping[str, Any], history: Iterable[Mapping[str, Any]] = ()) -> None:
     """Put the section into the card at `path`, before its "Framework versions" if it has them. Nothing if no card."""
     if not path.exists():
         return
@@ -61,4 +261,4 @@ def add_card_section(path: Path, specs: Mapping[str, Any]) -> None:
     if CARD_HEADING in card:
         return
     before, marker, after = card.partition("### Framework versions")
-    path.write_text(f"{before.rstrip()}\n\n{card_section(specs)}\n{marker}{after}", encoding="utf-8")
+    path.write_text(f"{before.rstrip()}\n\n{card_section(specs, history)}\n{marker}{after}", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoHaConfig, LoraConfig, PeftModel, VeraConfig, get_peft_model
 
 from tests.reference.policies import (
     base_model,
@@ -239,3 +239,28 @@ def test_init_from_base_weights_is_not_run_twice(tiny_model_dir):
     FrozenAdapter().prepare(policy)
     assert torch.equal(policy.get_base_model().model.layers[0].self_attn.q_proj.base_layer.weight, residual)
     assert not AdapterOff().starts_at_policy(policy)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(r=4, target_modules=["q_proj"], use_dora=True),
+        LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="mica"),
+        LoraConfig(r=4, target_modules=[], target_parameters=["mlp.up_proj.weight"]),
+        LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[3, 4], use_rslora=True),
+        LoHaConfig(r=4, target_modules=["q_proj"]),
+        IA3Config(target_modules=["q_proj"], feedforward_modules=[]),
+        VeraConfig(r=4, target_modules=["q_proj"]),
+    ],
+    ids=["dora", "mica", "target-parameters", "tokens", "loha", "ia3", "vera"],
+)
+def test_a_frozen_copy_of_any_adapter(tiny_model_dir, config):
+    policy = trained_policy(tiny_model_dir, config)
+    FrozenAdapter().prepare(policy)
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        own = policy(ids).logits
+        policy.set_adapter(REF_ADAPTER)
+        assert torch.equal(policy(ids).logits, own)
+        with policy.disable_adapter():
+            assert not torch.equal(policy(ids).logits, own)

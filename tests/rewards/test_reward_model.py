@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import random
 import warnings
@@ -293,19 +294,30 @@ def test_a_model_without_a_trained_head_is_refused(tiny_model_dir):
         RewardModel(tiny_model_dir, bits=None).load()
 
 
-def test_loads_whole_in_a_run_that_shards_its_policy(reward_dir):
+def test_loads_whole_in_a_run_that_shards_its_policy(reward_dir, monkeypatch):
+    from transformers import AutoModelForSequenceClassification
     from transformers.integrations import deepspeed
 
     class Config:
         def is_zero3(self):
             return True
 
+    seen = []
+    load = AutoModelForSequenceClassification.from_pretrained
+
+    def spy(*args, **kwargs):
+        seen.append((deepspeed.is_deepspeed_zero3_enabled(), os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"]))
+        return load(*args, **kwargs)
+
     config = Config()
     deepspeed.set_hf_deepspeed_config(config)
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", spy)
     try:
-        reward = RewardModel(reward_dir, bits=None)
-        assert reward(["1"], ["2"])[0] is not None
+        RewardModel(reward_dir, bits=None).load()
+        assert seen == [(False, "false")]
         assert deepspeed.is_deepspeed_zero3_enabled()
+        assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
     finally:
         deepspeed.unset_hf_deepspeed_config()
 

@@ -93,6 +93,10 @@ def test_group_length_threshold():
     assert shaped.rewards[:, 1].tolist() == approx(0.0, 0.0, -0.5)
 
 
+def test_group_length_threshold_is_read_in_the_scores_own_precision():
+    assert GroupLengthReward(threshold=0.3)(batch([0.3, 0.3], [1, 2])).rewards[:, 1].tolist() == [0.0, -0.5]
+
+
 def test_pass_rate_penalty_follows_the_group_mean():
     # Group 0: mean 1/2 over scored rows, penalty 0.2 * 1/2 * len / 100. Group 1: mean -1 counts as 0.
     shaped = PassRateLengthPenalty(weight=0.2, max_length=100)(

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 from trl_grpo_ext import __version__
 from trl_grpo_ext._suggest import did_you_mean
 
-# name -> (module, one line for --help). A module offers `add_arguments(parser)` and `run(args) -> int`.
+# name -> (module, one line for --help). A module offers `add_arguments(parser)` and `run(args) -> int`, and if it hands
+# flags on, `parse_arguments(parser, argv)`.
 COMMANDS = {
     "demo": ("trl_grpo_ext.cli.demo", "train a tiny model with mixed strategies and write a report"),
     "advantages": ("trl_grpo_ext.cli.advantages", "print what each strategy makes of one group of rewards"),
+    "train": ("trl_grpo_ext.cli.train", "train from a config file and flags"),
+    "run": ("trl_grpo_ext.cli.run", "run a script that uses TRL's GRPOTrainer with strategies put in"),
+    "strategies": ("trl_grpo_ext.cli.strategies", "list every strategy with its fields"),
+    "schema": ("trl_grpo_ext.cli.schema", "print a JSON Schema of the config file, for editors"),
+    "check": ("trl_grpo_ext.cli.check", "check a config file and name every problem at once"),
+    "push": ("trl_grpo_ext.cli.push", "publish a set of strategies on the Hub"),
 }
 
 
@@ -49,12 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(subparser)
-    args = subparser.parse_args(arguments[1:])
+    parse = getattr(module, "parse_arguments", argparse.ArgumentParser.parse_args)
+    args = parse(subparser, arguments[1:])
 
     from trl_grpo_ext.errors import GRPOExtError
 
     try:
         return module.run(args)
     except GRPOExtError as error:
-        print(f"trl-grpo-ext {name}: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"trl-grpo-ext {name}: {line}", file=sys.stderr)
         return 2

@@ -38,7 +38,7 @@ class DemoSettings:
     seed: int = 0
     warm_steps: int = 400
     """Batches of supervised training before."""
-    wrong: float = 0.4
+    wrong: float = 0.5
     """Share of wrong sums in the text the base model learns from."""
     marks: int = 4
     """At most this many marks follow an answer in that text."""

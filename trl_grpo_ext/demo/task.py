@@ -14,8 +14,8 @@ LIMIT = 20
 MARK = "!"
 """What an answer may trail off into. It costs length and adds nothing, so there is something to penalise."""
 
-SLIPS = (-10, -2, -1, 1, 2, 10)
-"""By how much a wrong sum in the sloppy text is off."""
+SLIPS = (-10, 10)
+"""By how much a wrong sum in the sloppy text is off: a carry forgotten, or one too many."""
 
 MAX_ANSWER_LENGTH = 8
 """Tokens a completion may have: two digits, some marks, the end-of-sequence token."""

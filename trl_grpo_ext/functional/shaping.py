@@ -26,7 +26,8 @@ def relative_length(scores: Tensor, segments: Tensor, lengths: Tensor, *, thresh
     low, high = rows.min(length), rows.max(length)
     span = rows.spread(high - low)
     term = torch.where(span > 0, 0.5 - (length - rows.spread(low)) / span.clamp(min=1), 0.0)
-    term = torch.where(rows.values > threshold, term, term.clamp(max=0.0))
+    limit = scores.new_tensor(threshold).to(rows.values)  # 0.3 is the same number here as among the scores
+    term = torch.where(rows.values > limit, term, term.clamp(max=0.0))
     return torch.where(rows.scored, term, torch.nan).to(rows.device)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from trl_grpo_ext.rewards.quantized import shrink_embedding
 from trl_grpo_ext.rewards.scorer import Loaded, TextScorer
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_FSDP_LOADS_ON_ONE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+"""Set by accelerate: only the first process reads weights, and FSDP hands them to the others."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class RewardModel(TextScorer):
         if self.bits is not None and getattr(config, "quantization_config", None) is None:
             options["quantization_config"] = self._quantization(config)
             options["device_map"] = {"": str(device)}
-        with _apart_from_deepspeed():
+        with _loading_whole():
             module, info = AutoModelForSequenceClassification.from_pretrained(
                 self.model, output_loading_info=True, **options
             )
@@ -169,16 +172,21 @@ def head_names(module: Any) -> list[str]:
 
 
 @contextmanager
-def _apart_from_deepspeed() -> Iterator[None]:
-    """While active, transformers loads models whole, also in a run that shards the policy with DeepSpeed ZeRO-3."""
+def _loading_whole() -> Iterator[None]:
+    """While active, transformers loads whole models, also in a run that shards its policy (DeepSpeed ZeRO-3, FSDP)."""
     from transformers.integrations import deepspeed
 
-    before = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    config = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    fsdp = os.environ.get(_FSDP_LOADS_ON_ONE)
     deepspeed.unset_hf_deepspeed_config()
+    os.environ[_FSDP_LOADS_ON_ONE] = "false"
     try:
         yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = before
+        deepspeed._hf_deepspeed_config_weak_ref = config
+        os.environ.pop(_FSDP_LOADS_ON_ONE)
+        if fsdp is not None:
+            os.environ[_FSDP_LOADS_ON_ONE] = fsdp
 
 
 @contextmanager

@@ -1,0 +1,211 @@
+"""`run`: unmodified scripts with strategies put in, and without strategies stock TRL bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trl
+import yaml
+from safetensors.torch import load_file
+from trl.scripts import grpo
+
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, hub
+from trl_grpo_ext.cli import main
+from trl_grpo_ext.cli._patch import patched
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+STRATEGIES = {"advantage": {"kind": "zscore", "ddof": 0, "eps": 1e-6}, "kl": "k2", "beta": 0.1}
+
+
+@pytest.fixture
+def strategies(tmp_path):
+    file = tmp_path / "strategies.yaml"
+    file.write_text(yaml.safe_dump(STRATEGIES))
+    return str(file)
+
+
+def script_arguments(script, model, output):
+    named = ["--model", model, "--output", output] if script == "from_import.py" else [model, output]
+    return [str(SCRIPTS / script)], named
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)
+
+
+def saved_specs(folder):
+    content = json.loads((Path(folder) / hub.STRATEGIES_FILE).read_text())
+    return {name: spec for name, spec in content.items() if name != "_meta"}
+
+
+def as_plain_python(script, arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [*script, *arguments])
+    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+    runpy.run_path(script[0], run_name="__main__")
+
+
+@pytest.mark.parametrize("script", ["from_import.py", "module_import.py", "subclass.py"])
+def test_users_scripts(script, tmp_path, tiny_model_dir, strategies, monkeypatch, capsys):
+    """Stock by themselves and under `run` without strategies, bit for bit; with strategies these are what trains."""
+    stock = str(tmp_path / "stock")
+    as_plain_python(*script_arguments(script, tiny_model_dir, stock), monkeypatch)
+
+    path, arguments = script_arguments(script, tiny_model_dir, str(tmp_path / "without"))
+    assert main(["run", *path, "--", *arguments]) == 0
+    assert equal(weights(tmp_path / "without"), weights(stock))
+    assert not (tmp_path / "without" / hub.STRATEGIES_FILE).exists()
+
+    path, arguments = script_arguments(script, tiny_model_dir, str(tmp_path / "with"))
+    capsys.readouterr()
+    assert main(["run", *path, "--strategies", strategies, "--", *arguments]) == 0
+    assert "trl-grpo-ext run: put in advantage, beta, kl" in capsys.readouterr().err
+    assert saved_specs(tmp_path / "with")["kl"]["kind"] == "k2"
+    assert saved_specs(tmp_path / "with")["advantage"]["ddof"] == 0
+    assert not equal(weights(tmp_path / "with"), weights(stock))
+
+
+def test_the_strategies_are_those_of_the_objects(tmp_path, tiny_model_dir, strategies):
+    """Bit for bit."""
+    from tests.tiny import arguments, digits, prompts
+
+    args = arguments(GRPOExtConfig, tmp_path / "objects", max_steps=2, **STRATEGIES)
+    trainer = GRPOExtTrainer(tiny_model_dir, digits, args, train_dataset=prompts())
+    trainer.train()
+    trainer.save_model()
+    path, named = script_arguments("from_import.py", tiny_model_dir, str(tmp_path / "run"))
+    assert main(["run", *path, "--strategies", strategies, "--", *named]) == 0
+    assert equal(weights(tmp_path / "run"), weights(tmp_path / "objects"))
+
+
+def test_what_the_script_sets_stays(tmp_path, tiny_model_dir, strategies, capsys):
+    path, arguments = script_arguments("subclass.py", tiny_model_dir, str(tmp_path / "out"))
+    assert main(["run", *path, "--strategies", strategies, "--", *arguments, "own"]) == 0
+    assert "put in beta, kl; the script sets advantage itself" in capsys.readouterr().err
+    assert saved_specs(tmp_path / "out")["advantage"] == {"kind": "mean_centered"}
+
+
+def test_trls_own_script_unmodified(tmp_path, settings, strategies):
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({**settings, "reward_funcs": ["tests.tiny.digits"]}))
+
+    def run(name, *flags):
+        arguments = ["--config", str(config), "--output_dir", str(tmp_path / name)]
+        return main(["run", grpo.__file__, *flags, "--", *arguments])
+
+    parsed = grpo.make_parser().parse_args_and_config(["--config", str(config), "--output_dir", str(tmp_path / "trl")])
+    grpo.main(*parsed)
+    assert run("without") == 0
+    assert equal(weights(tmp_path / "without"), weights(tmp_path / "trl"))
+    assert run("with", "--strategies", strategies) == 0
+    assert saved_specs(tmp_path / "with")["kl"]["kind"] == "k2"
+    assert not equal(weights(tmp_path / "with"), weights(tmp_path / "trl"))
+
+
+def test_trls_own_script_reads_our_fields_from_its_yaml(tmp_path, settings):
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({**settings, "rewards": ["tests.tiny:digits"], **STRATEGIES}))
+    assert main(["run", grpo.__file__, "--", "--config", str(config)]) == 0
+    assert saved_specs(settings["output_dir"])["rewards"] == ["tests.tiny:digits"]
+
+
+def test_saved_strategies_can_be_run_with(tmp_path, tiny_model_dir):
+    hub.write_strategies(tmp_path / "saved", {"advantage": "rank"})
+    path, arguments = script_arguments("from_import.py", tiny_model_dir, str(tmp_path / "out"))
+    assert main(["run", "--strategies", str(tmp_path / "saved"), *path, "--", *arguments]) == 0
+    assert saved_specs(tmp_path / "out") == {"advantage": {"kind": "rank"}}
+
+
+def test_the_patch_covers_every_way_to_ask_and_goes_away():
+    from trl.trainer import grpo_config, grpo_trainer
+
+    stock = trl.GRPOTrainer, trl.GRPOConfig
+    with patched():
+        from trl import GRPOConfig, GRPOTrainer
+
+        trainers = {trl.GRPOTrainer, trl.trainer.GRPOTrainer, grpo_trainer.GRPOTrainer, GRPOTrainer}
+        assert len(trainers) == 1
+        assert issubclass(GRPOTrainer, GRPOExtTrainer)
+        configs = {trl.GRPOConfig, trl.trainer.GRPOConfig, grpo_config.GRPOConfig, GRPOConfig}
+        assert configs == {GRPOExtConfig}
+    assert (trl.GRPOTrainer, trl.GRPOConfig) == stock
+    assert (grpo_trainer.GRPOTrainer, grpo_config.GRPOConfig) == stock
+
+
+def test_the_scripts_config_is_not_changed(tmp_path, tiny_model_dir):
+    from tests.tiny import arguments, digits, prompts
+
+    with patched({"advantage": "rank"}) as use:
+        args = arguments(trl.GRPOConfig, tmp_path)
+        trainer = trl.GRPOTrainer(tiny_model_dir, digits, args, train_dataset=prompts())
+        assert (args.advantage, trainer.args.advantage) == (None, "rank")
+    assert use == {"put in": {"advantage"}, "sets": set()}
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"),
+    [
+        ("advantege: rank\nkl: k9", ["unknown key 'advantege'; did you mean 'advantage'", "unknown kl kind 'k9'"]),
+        ("learning_rate: 1", ["unknown key 'learning_rate'"]),
+        ("advantage: {kind: zscore, eps: -1}", ["`eps` must be >= 0"]),
+    ],
+)
+def test_wrong_strategies_stop_before_the_script_starts(tmp_path, capsys, content, messages):
+    script, file = tmp_path / "script.py", tmp_path / "s.yaml"
+    script.write_text("raise SystemExit('started')")
+    file.write_text(content)
+    assert main(["run", str(script), "--strategies", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(messages)
+    assert all(any(message in line for line in lines) for message in messages)
+
+
+def test_other_mistakes_and_exits(tmp_path, capsys, strategies):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:]); sys.exit(int(sys.argv[1]))")
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", str(script), "--", "3", "--", "--strategies"])
+    assert stopped.value.code == 3
+    assert "['3', '--', '--strategies']" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", str(script), "--steps", "3"])
+    assert stopped.value.code == 2
+    assert "unknown argument '--steps'; the script's own arguments go after `--`" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "none.py")]) == 2
+    script.write_text("pass")
+    assert main(["run", str(script), "--strategies", strategies]) == 2
+    assert "built no GRPOTrainer, so the strategies were not used" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_under_accelerate_launch(tmp_path, tiny_model_dir, strategies):
+    env = {**os.environ, "MODEL": tiny_model_dir, "OUTPUT": str(tmp_path / "out"), "ACCELERATE_USE_CPU": "true"}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    run = ["-m", "trl_grpo_ext.cli", "run", str(SCRIPTS / "launched.py"), "--strategies", strategies]
+    result = subprocess.run([*launch, *run], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "processes: 1" in result.stdout
+    assert saved_specs(tmp_path / "out")["kl"]["kind"] == "k2"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_on_two_processes(tmp_path, tiny_model_dir, strategies):
+    env = {**os.environ, "MODEL": tiny_model_dir, "OUTPUT": str(tmp_path / "out"), "ACCELERATE_USE_CPU": "true"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    run = ["-m", "trl_grpo_ext.cli", "run", str(SCRIPTS / "launched.py"), "--strategies", strategies]
+    result = subprocess.run([*launch, *run], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "processes: 2" in result.stdout
+    assert result.stderr.count("put in advantage, beta, kl") == 1
+    assert saved_specs(tmp_path / "out")["kl"]["kind"] == "k2"

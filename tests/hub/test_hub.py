@@ -1,0 +1,188 @@
+"""Strategies on the Hub: push and load through the real client, against a server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hub.loopback import hub_server
+from trl_grpo_ext import ConfigError, Rank, SpecError, ZScore, from_spec, hub
+from trl_grpo_ext.cli import main
+from trl_grpo_ext.config import SETTINGS, SPEC_FIELDS
+
+ROOT = Path(__file__).parents[2]
+SPECS = {"advantage": {"kind": "zscore", "ddof": 0, "eps": 1e-6}, "kl": "k2", "kl_weighting": "detached"}
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """The loopback Hub, with this process's client pointed at it."""
+    from huggingface_hub import constants, file_download, hf_api
+
+    with hub_server() as (address, held):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        for module in (file_download, hf_api):
+            if hasattr(module, "ENDPOINT"):
+                monkeypatch.setattr(module, "ENDPOINT", address)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        held.address = address
+        yield held
+
+
+def api(held):
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=held.address, token="hf_test")
+
+
+def test_the_fields_are_those_of_the_config():
+    assert hub.FIELD_FAMILIES == SPEC_FIELDS
+    assert set(hub.FIELD_WORDS) == set(SETTINGS)
+
+
+def test_a_strategy_set_is_published_with_a_card_and_loads_again(server):
+    address = hub.push_strategies(
+        {"advantage": ZScore(ddof=0), "kl": "k2"}, "someone/set", api=api(server), token="hf_test"
+    )
+    assert address.startswith(f"{server.address}/someone/set/commit/")
+    files = server.commits["someone/set"][-1]
+    assert set(files) == {"grpo_strategies.json", "README.md"}
+    loaded = hub.load_strategies("someone/set")
+    assert loaded == {"advantage": {"kind": "zscore", "eps": 1e-4, "ddof": 0, "scale": "group"}, "kl": {"kind": "k2"}}
+    front, card = files["README.md"].decode().split("---\n")[1:3]
+    assert yaml.safe_load(front) == {"library_name": "trl", "tags": ["grpo", "trl-grpo-ext", "grpo-strategies"]}
+    assert "--strategies_from someone/set" in card
+    shown = card[card.index("```yaml\n") :].removeprefix("```yaml\n").split("```")[0]
+    assert yaml.safe_load(shown) == loaded
+
+
+def test_an_earlier_commit_is_loaded_by_its_revision(server):
+    server.put("someone/set", {hub.STRATEGIES_FILE: {"advantage": "rank"}})
+    first = server.sha("someone/set", 1)
+    server.put("someone/set", {hub.STRATEGIES_FILE: {"advantage": "zscore"}})
+    assert hub.load_strategies("someone/set") == {"advantage": "zscore"}
+    assert hub.load_strategies("someone/set", revision=first) == {"advantage": "rank"}
+    with pytest.raises(ConfigError, match="at revision 'nope' can't be fetched"):
+        hub.load_strategies("someone/set", revision="nope")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"advantage": "rnak"}, r"'someone/set': `advantage`: unknown advantage kind 'rnak'; did you mean 'rank'\?"),
+        ({"advantege": "rank"}, r"unknown field 'advantege'; did you mean 'advantage'\?"),
+        ({"advantage": {"kind": "zscore", "eps": -1.0}}, "`eps` must be >= 0"),
+        ({"advantage": "tests.hub.trap:Strategy"}, "trust_remote_code=True"),
+        ({"advantage": {"kind": "per_reward", "inner": "tests.hub.trap:Strategy"}}, "trust_remote_code=True"),
+        ({"rewards": ["tests.hub.trap:reward"]}, "trust_remote_code=True"),
+        ({"rewards": [{"kind": "clip_reward", "low": 0, "high": 1, "inner": "tests.hub.trap:f"}]}, "trust_remote_code"),
+        ({"shaping": {"kind": "pairwise_win_rate", "judge": "tests.hub.trap:judge"}}, "trust_remote_code=True"),
+        ({"rewards": {"kind": "reward_model", "model": "a/b", "trust_remote_code": True}}, "sets `trust_remote_code`"),
+        ({"kl_weighting": "ratoi"}, "`kl_weighting` must be one of"),
+        ([1], "must hold an object"),
+        ("{oops", "not valid JSON"),
+    ],
+)
+def test_what_comes_from_the_hub_is_checked_and_never_executed(server, content, message):
+    server.put("someone/set", {hub.STRATEGIES_FILE: content})
+    with pytest.raises(SpecError if "one of" not in message and ">=" not in message else ConfigError, match=message):
+        hub.load_strategies("someone/set")
+    assert "tests.hub.trap" not in sys.modules
+
+
+def test_import_paths_load_when_they_are_trusted_or_local(server, tmp_path):
+    rewards = {"rewards": ["tests.tiny:digits"], "_meta": {"versions": {}}}
+    server.put("someone/set", {hub.STRATEGIES_FILE: rewards})
+    assert hub.load_strategies("someone/set", trust_remote_code=True) == {"rewards": ["tests.tiny:digits"]}
+    hub.write_strategies(tmp_path, {"rewards": ["tests.tiny:digits"]})
+    assert hub.load_strategies(tmp_path) == {"rewards": ["tests.tiny:digits"]}
+
+
+def test_a_missing_repository_and_a_folder_without_strategies_are_one_line(server, tmp_path):
+    for source, message in [("someone/nothing", "can't be fetched"), (tmp_path, "holds no grpo_strategies.json")]:
+        with pytest.raises(ConfigError, match=message) as caught:
+            hub.load_strategies(source)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="has no `revision`"):
+        hub.load_strategies(tmp_path, revision="main")
+
+
+def test_wrong_specs_are_not_published(server):
+    for specs, message in [({"advantage": "rnak"}, "did you mean 'rank'"), ({}, "no strategies to publish")]:
+        with pytest.raises(ConfigError, match=message):
+            hub.push_strategies(specs, "someone/set", api=api(server))
+    assert server.requests == []
+
+
+def test_the_push_command_publishes_the_strategies_of_a_config(server, tmp_path, capsys, monkeypatch):
+    import huggingface_hub
+
+    client = api(server)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda **kwargs: client)
+    config = tmp_path / "run.yaml"
+    config.write_text("model_name_or_path: x\nbeta: 0.1\nadvantage: rank\nkl: k3\n")
+    assert main(["push", str(config), "someone/from-yaml"]) == 0
+    assert "/someone/from-yaml/commit/" in capsys.readouterr().out
+    assert set(hub.load_strategies("someone/from-yaml")) == {"advantage", "kl"}
+    assert main(["push", "someone/from-yaml", "someone/copy"]) == 0
+    assert hub.load_strategies("someone/copy") == hub.load_strategies("someone/from-yaml")
+
+
+def test_the_card_shows_headline_curves():
+    history = [
+        {"step": 1, "reward": 0.25, "kl": 0.0, "completions/mean_length": 12.0},
+        {"step": 2, "eval_reward": 9.0},
+        {"step": 30, "reward": 0.75, "kl": 0.01234567, "completions/mean_length": 24.0},
+    ]
+    section = hub.card_section({"advantage": "rank"}, history)
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    assert table == [
+        "| | step 1 | step 30 |",
+        "|---|---:|---:|",
+        "| reward | 0.25 | 0.75 |",
+        "| KL to the reference | 0 | 0.01235 |",
+        "| completion length (tokens) | 12 | 24 |",
+    ]
+    assert "|" not in hub.card_section({"advantage": "rank"}, history[:1])
+
+
+def test_a_spec_from_the_hub_equals_the_object(server):
+    hub.push_strategies({"advantage": Rank()}, "someone/set", api=api(server))
+    assert from_spec(hub.load_strategies("someone/set")["advantage"], family="advantage") == Rank()
+
+
+@pytest.mark.slow
+def test_round_trip_train_push_load_in_a_fresh_process_and_go_on(tmp_path, tiny_model_dir):
+    with hub_server() as (address, held):
+        env = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_test"}
+        env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+        def step(name, folder):
+            result = subprocess.run(
+                [sys.executable, "-m", "tests.hub.steps", name, tiny_model_dir, str(tmp_path / folder), "someone/run"],
+                cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert result.returncode == 0, result.stderr[-3000:]
+            return json.loads(result.stdout.strip().splitlines()[-1])
+
+        pushed, trained = step("push", "first")
+        files = held.commits["someone/run"][-1]
+        assert {"grpo_strategies.json", "README.md", "adapter_config.json"} <= set(files)
+        card = files["README.md"].decode()
+        assert hub.CARD_HEADING in card
+        assert yaml.safe_load(card.split("```yaml\n")[1].split("```")[0]) == pushed
+        assert yaml.safe_load(card.split("---\n")[1])["library_name"]  # the front matter is still whole
+        loaded, again = step("load", "second")
+        assert loaded == pushed
+        assert again == trained  # same strategies, same seed: bit-equal

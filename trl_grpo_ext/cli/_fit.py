@@ -1,0 +1,85 @@
+"""Does a value fit a JSON Schema fragment, and if not, what was expected: the few keywords that `_keys` writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trl_grpo_ext._suggest import did_you_mean
+
+Fragment = Mapping[str, Any]
+
+_WORDS = {
+    "null": "empty",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "number": "a number",
+    "string": "text",
+    "array": "a list",
+    "object": "a mapping",
+}
+
+
+def fits(value: Any, schema: Fragment) -> bool:
+    """Whether `value` is what `schema` describes."""
+    if "anyOf" in schema:
+        return any(fits(value, part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in schema["enum"])
+    types = schema.get("type", [])
+    if types and not any(_is(value, name) for name in ([types] if isinstance(types, str) else types)):
+        return False
+    if isinstance(value, str) and "pattern" in schema:
+        return re.search(schema["pattern"], value) is not None
+    if isinstance(value, list) and "items" in schema:
+        return all(fits(item, schema["items"]) for item in value)
+    if isinstance(value, Mapping) and "properties" in schema:
+        known = schema["properties"]
+        return set(schema.get("required", ())) <= set(value) <= set(known) and all(
+            fits(item, known[key]) for key, item in value.items()
+        )
+    return True
+
+
+def misfit(key: str, value: Any, schema: Fragment) -> str | None:
+    """Return a sentence about a `value` that does not fit, with the nearest choice if there are some."""
+    if fits(value, schema):
+        return None
+    if "enum" in schema:
+        listed = [str(choice) for choice in schema["enum"]]
+        return f"`{key}` must be one of its choices, got {value!r}{did_you_mean(str(value), listed)}"
+    hint = f"; write [{value}] for a list of one" if isinstance(value, str) and _wants(schema, "array") else ""
+    return f"`{key}` must be {expected(schema)}, got {value!r}{hint}"
+
+
+def expected(schema: Fragment) -> str:
+    """Return in words what `schema` describes."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(expected(part) for part in schema["anyOf"] if "pattern" not in part))
+    if "enum" in schema:
+        return "one of " + ", ".join(map(repr, schema["enum"]))
+    name = schema.get("type")
+    if name == "array" and schema.get("items"):
+        return f"a list (each {expected(schema['items'])})"
+    return " or ".join(_WORDS[n] for n in ([name] if isinstance(name, str) else name or [])) or "something else"
+
+
+def _wants(schema: Fragment, name: str) -> bool:
+    return schema.get("type") == name or any(_wants(part, name) for part in schema.get("anyOf", ()))
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds: dict[str, Any] = {
+        "null": type(None),
+        "boolean": bool,
+        "number": (int, float),
+        "string": str,
+        "array": list,
+        "object": Mapping,
+    }
+    return isinstance(value, kinds[name])

@@ -1,0 +1,66 @@
+"""Where ``train`` takes its reward functions from: TRL's `reward_funcs` and reward model id, or `rewards`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trl_grpo_ext._suggest import did_you_mean
+
+TRL_NAMES = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+"""The names that TRL's own script knows."""
+
+
+def problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the reward settings of a config."""
+    found = []
+    names = values.get("reward_funcs") or []
+    theirs = [key for key in ("reward_funcs", "reward_model_name_or_path") if values.get(key)]
+    if theirs and values.get("rewards") is not None:
+        listed = " and ".join(f"`{key}`" for key in theirs)
+        found.append(f"reward functions are set both as {listed} and as `rewards`; set them in one place")
+    for name in names:
+        problem = _problem(name)
+        if problem is not None:
+            found.append(f"`reward_funcs`: {problem}")
+    return found
+
+
+def missing(values: Mapping[str, Any]) -> list[str]:
+    """Return what a run can't start without and `values` does not give."""
+    found = []
+    if not values.get("model_name_or_path"):
+        found.append("`model_name_or_path` is not set")
+    if not (values.get("dataset_name") or values.get("datasets")):
+        found.append("neither `dataset_name` nor `datasets` is set")
+    if not any(values.get(key) for key in ("reward_funcs", "reward_model_name_or_path", "rewards")):
+        found.append("no reward function: set `rewards` or `reward_funcs`")
+    return found
+
+
+def allow_local_modules() -> None:
+    """Let reward functions be imported from the working directory, as TRL's script does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def dotted(name: str) -> str:
+    """Return a reward function's path as TRL's script writes it: ``module.function``."""
+    return name.replace(":", ".")
+
+
+def _problem(name: str) -> str | None:
+    if name in TRL_NAMES:
+        return None
+    module_name, _, function = dotted(name).rpartition(".")
+    if not module_name:
+        return f"unknown reward function {name!r}{did_you_mean(name, TRL_NAMES)} Your own is written 'module.function'."
+    allow_local_modules()
+    try:
+        target = getattr(importlib.import_module(module_name), function)
+    except Exception as error:  # the module is the user's: it may raise anything
+        return f"cannot import {name!r}: {' '.join(str(error).split())}"
+    return None if callable(target) else f"{name!r} is not a function, but {target!r}"

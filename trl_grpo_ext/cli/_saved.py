@@ -1,0 +1,22 @@
+"""Strategies that an earlier run saved, put where a config sets none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trl_grpo_ext import hub
+
+
+def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with the strategies that its `strategies_from` names; what is set here goes first."""
+    source = values.get("strategies_from")
+    if not isinstance(source, str):
+        return dict(values)
+    saved = hub.load_strategies(
+        source, revision=values.get("strategies_revision"), trust_remote_code=values.get("trust_remote_code") is True
+    )
+    theirs = ("reward_funcs", "reward_model_name_or_path")
+    if any(values.get(name) for name in theirs):
+        saved.pop("rewards", None)
+    return {**saved, **{name: value for name, value in values.items() if value is not None or name not in saved}}

@@ -1,0 +1,47 @@
+"""Publish a set of strategies as its own small repository on the Hub, with a card.
+
+They are read from a YAML file (the strategy fields of a config; its other keys are left out), or from a folder or Hub
+repository that holds grpo_strategies.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("source", help="a config in YAML, or a folder (or Hub repository) with grpo_strategies.json")
+    parser.add_argument("repo_id", help="where to publish: user/name")
+    parser.add_argument("--private", action="store_true", default=None, help="make the repository private")
+    parser.add_argument("--revision", help="branch to commit to (default: main)")
+    parser.add_argument("--message", default="Training strategies", help="commit message (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Publish and print the address; return 0."""
+    from trl_grpo_ext.errors import ConfigError
+    from trl_grpo_ext.hub import push_strategies
+
+    specs = strategies_of(args.source)
+    try:
+        address = push_strategies(
+            specs, args.repo_id, private=args.private, revision=args.revision, commit_message=args.message
+        )
+    except (OSError, ValueError) as error:  # the Hub client's errors are OSErrors, a wrong name is a ValueError
+        raise ConfigError(f"cannot publish to {args.repo_id!r}: {' '.join(str(error).split())}") from error
+    print(address)
+    return 0
+
+
+def strategies_of(source: str) -> dict[str, Any]:
+    """Return the strategy fields in a YAML config, or those that a run or a repository has saved."""
+    from trl_grpo_ext.cli._yaml import read_config
+    from trl_grpo_ext.hub import FIELD_FAMILIES, FIELD_WORDS, load_strategies
+
+    if Path(source).suffix not in (".yaml", ".yml"):
+        return load_strategies(source)
+    fields = (*FIELD_FAMILIES, *FIELD_WORDS)
+    return {name: value for name, value in read_config(source).items() if name in fields}

@@ -1,0 +1,123 @@
+"""Run a script that uses TRL's GRPOTrainer, unmodified, with strategies put in.
+
+Each strategy is used where the script does not set it itself. Without --strategies the script trains as with stock TRL,
+bit for bit. The script's own arguments go after `--`:
+
+  trl-grpo-ext run train.py --strategies strategies.yaml -- --learning_rate 1e-5
+
+On several processes, start the same through a launcher:
+
+  accelerate launch -m trl_grpo_ext.cli run train.py --strategies strategies.yaml -- --learning_rate 1e-5
+
+The file holds the strategy fields of a config, and `beta` if the script leaves it at 0:
+
+  advantage: rank
+  kl: k3
+  beta: 0.01
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("script", help="the Python script")
+    parser.add_argument(
+        "--strategies",
+        metavar="SOURCE",
+        help="a YAML file, or a folder or Hub repository with grpo_strategies.json (default: none, stock TRL)",
+    )
+    parser.add_argument("--strategies_revision", metavar="REVISION", help="branch, tag or commit on the Hub")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="allow strategies from the Hub that import code"
+    )
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Split at the first ``--``: ours before it, the script's after it."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    args, unknown = parser.parse_known_args(argv[:end])
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]!r}; the script's own arguments go after `--`")
+    args.script_arguments = argv[end + 1 :]
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script; return 0, or let its own exit status through."""
+    from trl_grpo_ext.errors import ConfigError
+
+    if not Path(args.script).is_file():
+        raise ConfigError(f"there is no script {args.script!r}")
+    strategies = read_strategies(args.strategies, args.strategies_revision, args.trust_remote_code)
+
+    from trl_grpo_ext.cli._patch import patched
+
+    with patched(strategies) as use, _as_program(args.script, args.script_arguments):
+        try:
+            runpy.run_path(args.script, run_name="__main__")
+        finally:
+            _tell(use)
+    if strategies and not use:
+        raise ConfigError(f"{args.script} built no GRPOTrainer, so the strategies were not used")
+    return 0
+
+
+def read_strategies(source: str | None, revision: str | None = None, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Return config field -> spec from YAML, or as an earlier run saved them; raise with every problem at once."""
+    from trl_grpo_ext._suggest import did_you_mean
+    from trl_grpo_ext.cli._spec_problems import spec_problems
+    from trl_grpo_ext.cli._yaml import read_config
+    from trl_grpo_ext.errors import SpecError
+    from trl_grpo_ext.hub import FIELD_FAMILIES, FIELD_WORDS, load_strategies
+
+    if source is None:
+        return {}
+    if Path(source).suffix not in (".yaml", ".yml"):
+        return load_strategies(source, revision, trust_remote_code)
+    values = {name: value for name, value in read_config(source).items() if value is not None}
+    sys.path.insert(0, os.getcwd())  # so that a spec may name a strategy in a module next to the script
+    known = (*FIELD_FAMILIES, *FIELD_WORDS, "beta")
+    problems = [f"unknown key {name!r}{did_you_mean(str(name), known)}" for name in values if name not in known]
+    for name in values.keys() & FIELD_FAMILIES.keys():
+        value = values[name]
+        for index, spec in enumerate(value if isinstance(value, list) else [value]):
+            place = f"{name}[{index}]" if isinstance(value, list) else name
+            problems += spec_problems(spec, FIELD_FAMILIES[name], place)
+    if problems:
+        raise SpecError("\n".join(f"{source}: {problem}" for problem in problems))
+    if isinstance(values.get("beta"), str):
+        values["beta"] = float(values["beta"])  # YAML takes 1e-2 for text
+    return values
+
+
+class _as_program:  # noqa: N801  # reads as a phrase: with _as_program(script, arguments)
+    """While active, `sys.argv` and `sys.path` are as if Python had been started with the script."""
+
+    def __init__(self, script: str, arguments: list[str]) -> None:
+        self._argv = [script, *arguments]
+        self._folder = str(Path(script).resolve().parent)
+
+    def __enter__(self) -> None:
+        self._before = sys.argv, list(sys.path)
+        sys.argv = self._argv
+        sys.path.insert(0, self._folder)
+
+    def __exit__(self, *exception: object) -> None:
+        sys.argv, sys.path[:] = self._before
+
+
+def _tell(use: dict[str, set[str]]) -> None:
+    """Say on the main process which strategies trained, and which were left to the script."""
+    if os.environ.get("RANK", "0") != "0" or not any(use.values()):
+        return
+    parts = [f"put in {', '.join(sorted(use['put in']))}"] if use["put in"] else []
+    parts += [f"the script sets {', '.join(sorted(use['sets']))} itself"] if use["sets"] else []
+    print(f"trl-grpo-ext run: {'; '.join(parts)}", file=sys.stderr)

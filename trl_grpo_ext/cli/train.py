@@ -1,0 +1,76 @@
+"""Train from a config file and flags: everything `trl grpo` takes, and the strategies.
+
+  trl-grpo-ext train --config run.yaml --learning_rate 1e-5 --advantage '{"kind": "zscore", "ddof": 0}'
+
+A flag goes before the same key in the file. `--num_processes`, `--accelerate_config` and whatever else
+`accelerate launch` takes goes to it, as with TRL's own command. Reward functions are given by TRL's names or as
+`module.function` in `reward_funcs`, or as specs in `rewards`. `--strategies_from` takes the strategies that an earlier
+run saved in a folder or on the Hub, where none is set here; nothing from there is executed without
+`--trust_remote_code`.
+
+The config is checked before anything is loaded. `trl-grpo-ext train --help_all` lists every flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+WORKER = "trl_grpo_ext.cli._worker"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are not TRL's: those are known only once TRL is loaded."""
+    parser.add_argument("--config", metavar="FILE", help="the YAML file")
+    parser.add_argument("--help_all", action="store_true", help="list every flag (loads TRL, takes some seconds)")
+    parser.epilog = "Any other flag is a field of TRL's GRPOConfig, ModelConfig or script, or of `accelerate launch`."
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Leave everything but the help to TRL's parser."""
+    if {"-h", "--help"} & set(argv):
+        parser.parse_args(["--help"])
+    return argparse.Namespace(argv=argv, help_all="--help_all" in argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the config, then train it through ``accelerate launch``; return its exit status."""
+    from trl_grpo_ext.cli import _problems, _rewards
+    from trl_grpo_ext.cli._arguments import read_arguments
+    from trl_grpo_ext.cli._keys import Parser
+    from trl_grpo_ext.cli._saved import with_saved_strategies
+
+    if args.help_all:
+        Parser(prog="trl-grpo-ext train").print_help()
+        return 0
+    arguments = read_arguments(args.argv)
+    _set_environment(arguments.values)
+    _rewards.allow_local_modules()
+    values = with_saved_strategies(arguments.values)
+    report = _problems.check_config(values, processes=arguments.processes)
+    report.problems += _rewards.missing(values)
+    _problems.raise_problems(report)
+    return launch(arguments.launch, arguments.script)
+
+
+def launch(launch_arguments: list[str], script_arguments: list[str]) -> int:
+    """Start the worker through ``accelerate launch``; return its exit status."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    command = [*launch_arguments, "--module", WORKER, *script_arguments]
+    try:
+        launch_command(launch_command_parser().parse_args(command))
+    except subprocess.CalledProcessError as error:  # it has said itself what is wrong
+        return error.returncode
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _set_environment(values: dict) -> None:
+    for name, value in (values.get("env") or {}).items() if isinstance(values.get("env"), dict) else ():
+        os.environ[name] = str(value)
