@@ -23,13 +23,12 @@ from trl_grpo_ext.functional.segments import ScoredSegments
 from trl_grpo_ext.rewards import RewardModel
 
 VARIANTS = {
-    "fp32": {"bits": None, "dtype": "float32"},
-    "bf16": {"bits": None, "dtype": "bfloat16"},
-    "8-bit": {"bits": 8, "dtype": "bfloat16"},
-    "4-bit nf4": {"bits": 4, "dtype": "bfloat16"},
-    "4-bit nf4, no double quantization": {"bits": 4, "dtype": "bfloat16", "double_quant": False},
-    "4-bit nf4, computes in fp32": {"bits": 4, "dtype": "float32"},
-    "4-bit fp4": {"bits": 4, "dtype": "bfloat16", "quant_type": "fp4"},
+    "full precision (fp32)": {"bits": None},
+    "8-bit": {"bits": 8},
+    "4-bit nf4 (the default)": {"bits": 4},
+    "4-bit nf4, the rest in bf16": {"bits": 4, "dtype": "bfloat16"},
+    "4-bit nf4, no double quantization": {"bits": 4, "double_quant": False},
+    "4-bit fp4": {"bits": 4, "quant_type": "fp4"},
 }
 COLUMNS = ("Spearman", "Kendall", "pairs kept", "group orderings kept", "best kept", "weights MB", "of which linear MB")
 

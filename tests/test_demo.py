@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from trl_grpo_ext.cli import main
 from trl_grpo_ext.demo import DemoSettings
@@ -138,12 +139,15 @@ class TestCommand:
             assert label in text
 
     def test_the_printed_code_loads_the_trained_model(self, output):
-        _, text = output
+        folder, text = output
         code = text[text.index("from peft") :]
         scope: dict = {}
         exec(compile(code, "printed", "exec"), scope)
         model = scope["model"]
-        assert any(parameter.abs().sum() > 0 for name, parameter in model.named_parameters() if "lora_B" in name)
+        saved = load_file(folder / "adapter" / "adapter_model.safetensors")
+        loaded = {name.replace(".default", ""): weight for name, weight in model.named_parameters() if "lora_" in name}
+        assert loaded.keys() == saved.keys()
+        assert all(torch.equal(loaded[name], saved[name]) for name in saved)
         assert scope["tokenizer"].decode(scope["inputs"]["input_ids"][0]) == "07+12="
 
     def test_help_imports_nothing_heavy(self):

@@ -43,6 +43,7 @@ _EXPORTS = {
         "SpecError",
         "StateError",
     ),
+    "hub": ("load_strategies", "push_strategies"),
     "kl": (
         "AbsK",
         "AdaptiveBeta",

@@ -77,6 +77,8 @@ from trl_grpo_ext.errors import (
 from trl_grpo_ext.errors import (
     StateError as StateError,
 )
+from trl_grpo_ext.hub import load_strategies as load_strategies
+from trl_grpo_ext.hub import push_strategies as push_strategies
 from trl_grpo_ext.kl import (
     K1 as K1,
 )

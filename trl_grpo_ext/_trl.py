@@ -305,7 +305,7 @@ def output_heads(trainer: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def head_precision(trainer: Any) -> Iterator[torch.dtype | None]:
-    """Run the output head as TRL runs it: under its autocast, or in float32. Yields the dtype of its inputs, if cast."""
+    """Run the output head as TRL does: under its autocast, or in float32. Yields the dtype of its inputs, if cast."""
     if getattr(trainer.args, "cast_lm_head_to_fp32", False):
         with torch.autocast(trainer.accelerator.device.type, enabled=False):
             yield torch.float32

@@ -186,8 +186,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         finite = batch.scores[batch.scores.isfinite()]
         if len(finite) and batch.truncated.all() and finite.max() == finite.min():
             self._say_once(
-                f"Every completion was cut off at max_completion_length={self.max_completion_length} and all scores are "
-                "equal: nothing is learnt. Raise max_completion_length, or make the prompt ask for shorter answers."
+                f"Every completion was cut off at max_completion_length={self.max_completion_length} and all scores "
+                "are equal: nothing is learnt. Raise max_completion_length, or make the prompt ask for shorter answers."
             )
 
     def _say_once(self, message: str) -> None:
@@ -231,7 +231,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         if self.strategy_specs and self.is_world_process_zero():
-            hub.add_card_section(Path(self.args.output_dir) / "README.md", self.strategy_specs)
+            card = Path(self.args.output_dir) / "README.md"
+            hub.add_card_section(card, self.strategy_specs, self.state.log_history)
 
     # Bookkeeping
 

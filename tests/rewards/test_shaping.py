@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ SHAPINGS = [
     PairwiseWinRate(longer),
     PairwiseWinRate(longer, pairs=1),
 ]
-each_shaping = pytest.mark.parametrize("shaping", SHAPINGS, ids=repr)
+each_shaping = pytest.mark.parametrize(
+    "shaping", SHAPINGS, ids=lambda s: re.sub(r"<function (\w+) at \w+>", r"\1", repr(s))
+)
 
 
 def batch(scores, lengths=None, g=None, dtype=torch.float32, weights=None) -> RewardBatch:

@@ -107,8 +107,7 @@ def test_beta_control_resumes_exactly(tiny_model_dir, tmp_path):
     whole = run(tiny_model_dir, tmp_path / "whole", **settings)
     again = run(tiny_model_dir, tmp_path / "again", **settings)
     assert torch.equal(whole.weights, again.weights)
-    from tests.tiny import arguments, lora, prompts
-    from tests.tiny import vowels
+    from tests.tiny import arguments, lora, prompts, vowels
 
     resumed = GRPOExtTrainer(
         tiny_model_dir,
