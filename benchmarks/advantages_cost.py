@@ -4,8 +4,8 @@
 
 Prints two markdown tables: the time for one million rows (G=8, F=3) as a multiple of `torch.sort` of their scores in
 float64, measured in turns in the same run: for complete rewards, with missing ones, and for plain tensors with the
-groups in no order; and the growth up to ten million rows. Times are CPU times of one thread, so that other programs
-on the machine do not count, with memory kept from one call to the next (see `keep_memory`). Exits with 1 if a strategy
+groups in no order; and the growth up to ten million rows. Times are CPU times of one thread, so that other programs on
+the machine do not count, with memory kept from one call to the next (see `keep_memory`). Exits with 1 if a strategy
 costs more than `LIMIT` sorts, or grows faster than ``rows ** MOST_GROWTH``.
 """
 

@@ -202,9 +202,12 @@ def test_under_accelerate_launch(tmp_path, tiny_model_dir, strategies):
 @pytest.mark.distributed
 def test_on_two_processes(tmp_path, tiny_model_dir, strategies):
     env = {**os.environ, "MODEL": tiny_model_dir, "OUTPUT": str(tmp_path / "out"), "ACCELERATE_USE_CPU": "true"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launch = [*launch, "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     run = ["-m", "trl_grpo_ext.cli", "run", str(SCRIPTS / "launched.py"), "--strategies", strategies]
-    result = subprocess.run([*launch, *run], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [*launch, *run], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=200
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     assert "processes: 2" in result.stdout
     assert result.stderr.count("put in advantage, beta, kl") == 1

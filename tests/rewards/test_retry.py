@@ -83,23 +83,23 @@ def test_out_of_tries_leaves_the_batch_unscored(inner, caplog):
 @pytest.mark.parametrize("inner", [Flaky, AsyncFlaky, Stubborn])
 def test_a_hang_ends_after_the_timeout(inner):
     start = time.monotonic()
-    reward = RetryReward(inner(failures=9, hang=3.0), retries=1, timeout=0.1)
+    reward = RetryReward(inner(failures=9, hang=60.0), retries=1, timeout=0.1)
     if inner is Flaky:
         assert call(reward) == [None] * 4
     else:  # a loop of its own waits for stubborn tasks when it closes; the trainer's runs on
 
         async def run():
             scores = await reward(prompts=["p"], completions=["c"], completion_ids=[[1]])
-            assert time.monotonic() - start < 2.0
+            assert time.monotonic() - start < 30
             return scores
 
         assert asyncio.run(run()) == [None]
-    assert inner is Stubborn or time.monotonic() - start < 2.0
+    assert inner is Stubborn or time.monotonic() - start < 30
     assert reward.counts["timeouts"] == 2
 
 
 def test_a_hang_then_an_answer():
-    reward = RetryReward(Flaky(failures=1, hang=2.0), retries=1, timeout=0.3)
+    reward = RetryReward(Flaky(failures=1, hang=60.0), retries=1, timeout=1.0)
     assert call(reward) == [1.0] * 4
     assert reward.counts == {"failed_tries": 1, "timeouts": 1}
 
@@ -150,7 +150,7 @@ def test_interrupt_after_ends_a_sleep():
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"within 0\.2 s"):
         interrupt_after(0.2, lambda: time.sleep(30))
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert interrupt_after(5.0, lambda x: x + 1, x=1) == 2
     time.sleep(0.3)  # no interrupt comes late
 

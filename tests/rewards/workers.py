@@ -107,8 +107,8 @@ def failures(model, folder):
         except RewardError as error:
             results[name] = f"{error} after {time.monotonic() - start:.0f} s"
     for name, reward in (
-        ("retry_raises", RetryReward(raises, retries=1, timeout=5.0)),
-        ("retry_hangs", RetryReward(hangs, retries=0, timeout=0.5)),
+        ("retry_raises", RetryReward(raises, retries=1, timeout=30.0)),
+        ("retry_hangs", RetryReward(hangs, retries=0, timeout=2.0)),
     ):
         made = trainer(model, folder, [reward, digits], advantage="rank")
         made.train()
