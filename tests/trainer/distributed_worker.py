@@ -28,26 +28,29 @@ class Recorder(GRPOExtTrainer):
         return output
 
     def _advantages(self, batch):
-        self.scores = batch.scores.tolist()
+        self.scores, self.names = batch.scores.tolist(), batch.names
+        self.penalty = batch.rewards[:, -1].tolist()
         return super()._advantages(batch)
 
 
-def main(model: str, folder: str, strategy: str) -> None:
-    """Train one step and write the record."""
+def main(model: str, folder: str, strategy: str, placement: str) -> None:
+    """Train two steps, so that the policy has left its reference, and write the record of the second."""
+    kl = {"kl_placement": "reward", "beta": 20.0} if placement == "reward" else {"kl": "k3", "beta": 0.1}
     args = arguments(
         GRPOExtConfig,
         Path(folder) / "out",
         per_device_train_batch_size=2,
-        max_steps=1,
+        max_steps=2,
         advantage=strategy,
-        kl="k3",
-        beta=0.1,
+        **kl,
         ddp_backend="gloo",
     )
     trainer = Recorder(model, code_sum, args, train_dataset=prompts(), peft_config=lora())
     trainer.train()
     record = {
         "rewards": trainer.scores,
+        "names": trainer.names,
+        "penalty": trainer.penalty,
         "advantages": trainer.local,
         "logged": list(trainer._logs["advantages"]),
         "weights": sum(p.double().sum().item() for p in trainer.model.parameters()),
