@@ -62,7 +62,7 @@ STRATEGIES: dict[str, AdvantageStrategy] = {
     "PerReward(Rank())": PerReward(Rank()),
     "Mix(0.5 Rank(), 0.5 ZScore())": Mix(parts=[(0.5, Rank()), (0.5, ZScore())]),
     "Chain(ZScore(), [Clip, Scale, BatchWhiten])": Chain(ZScore(), transforms=[Clip(2.0), Scale(0.5), BatchWhiten()]),
-    "Adaptive()": Adaptive(),
+    "Adaptive(), before": Adaptive(min_std=1e9),
 }
 
 

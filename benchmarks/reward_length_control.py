@@ -5,7 +5,7 @@
 The reward model of this experiment likes what it should, even digits among the first four characters, and what it
 should not, length: ``quality + 0.03 * tokens``. Nothing after the fourth character adds quality. The table shows
 where length and quality stand after training, without a cure and with each. A second table shows what a length
-penalty without a gate does when every answer is wrong. Everything is built here; a run takes a minute or less on one
+penalty without a gate does when every answer is wrong. Everything is built here; all of it takes some minutes on one
 core.
 """
 
@@ -139,13 +139,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     logs = {name: run(args.steps, **options) for name, options in CURES.items()}
-    print("\n| cure | tokens, first step | tokens, last steps | cut off | quality, first step | quality, last steps |")
-    print("|---|---:|---:|---:|---:|---:|")
+    first = next(iter(logs.values()))[0]
+    print(f"\nBefore: {first['completions/mean_length']:.1f} tokens, quality {first['quality']:.2f}. After:\n")
+    print("| cure | tokens | cut off | quality | step at which 24 tokens were passed |\n|---|---:|---:|---:|---:|")
     for name, log in logs.items():
-        first = log[0]
+        long = [i + 1 for i, entry in enumerate(log) if entry["completions/mean_length"] > 24]
         print(
-            f"| {name} | {first['completions/mean_length']:.1f} | {last(log, 'completions/mean_length'):.1f} | "
-            f"{last(log, 'completions/clipped_ratio'):.2f} | {first['quality']:.2f} | {last(log, 'quality'):.2f} |"
+            f"| {name} | {last(log, 'completions/mean_length'):.1f} | {last(log, 'completions/clipped_ratio'):.2f} | "
+            f"{last(log, 'quality'):.2f} | {long[0] if long else 'never'} |"
         )
     print("\n| every answer is wrong | tokens, first step | tokens, last steps |\n|---|---:|---:|")
     for name, options in WRONG.items():

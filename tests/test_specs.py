@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +20,13 @@ class Halved(AdvantageStrategy):
 
     def normalize(self, values, segments, **context):
         return Rank().normalize(values, segments) * self.factor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named(Halved):
+    """A strategy from outside that calls itself something, even something of ours."""
+
+    kind: ClassVar[str] = "rank"
 
 
 class NotAStrategy:
@@ -42,6 +50,11 @@ def test_third_party_kinds_by_import_path():
     strategy = from_spec(spec, family="advantage")
     assert strategy == Halved(factor=0.25)
     assert to_spec(strategy) == spec
+
+
+def test_a_third_party_kind_is_written_by_its_path_whatever_it_calls_itself():
+    assert to_spec(Named()) == {"kind": "tests.test_specs:Named", "factor": 0.5}
+    assert from_spec(to_spec(Named()), family="advantage") == Named()
 
 
 @pytest.mark.parametrize(

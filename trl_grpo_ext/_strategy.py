@@ -137,7 +137,10 @@ def dump(value: Any) -> Any:
     if isinstance(value, Strategy):
         cls = type(value)
         fields = {f.name: dump(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}  # type: ignore[arg-type]
-        return {"kind": vars(cls).get("kind") or import_path(cls), **fields}
+        kind = vars(cls).get("kind")
+        # A class from outside may name itself too, but only the kinds of this package are found by their name.
+        known = kind is not None and kinds(cls.family).get(kind) is cls
+        return {"kind": kind if known else import_path(cls), **fields}
     if isinstance(value, Mapping):
         return {key: dump(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

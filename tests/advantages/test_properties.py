@@ -89,7 +89,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@settings(fast, max_examples=25)
+@settings(fast, max_examples=15)
 @given(data=partitions(st.one_of(quarters, st.floats(-1e3, 1e3, width=32))))
 def test_agrees_with_the_reference(name, data):
     values, segments, lengths = data
@@ -99,7 +99,7 @@ def test_agrees_with_the_reference(name, data):
 
 
 @pytest.mark.parametrize("edges", [None, [3], [2, 5, 9]], ids=str)
-@settings(fast, max_examples=50)
+@settings(fast, max_examples=30)
 @given(data=partitions(max_rows=40), buckets=st.integers(1, 7), min_size=st.integers(1, 6), merge=st.booleans())
 def test_cells_agree_with_the_reference(edges, data, buckets, min_size, merge):
     values, scopes, lengths = data
