@@ -181,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="folder or Hub id of the base model")
     parser.add_argument("--output", type=Path, default=Path("runs/reward"))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rows", type=int, default=6, help="pairs per step")
     parser.add_argument("--groups", type=int, default=24, help="groups of sampled completions")
     parser.add_argument("--size", type=int, default=8, help="completions per group")
@@ -190,7 +190,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     accuracy = train(args.model, args.output, args.steps, args.rows)
     groups = sample_groups(args.model, args.groups, args.size, args.tokens)
-    content = {"base": args.model, "accuracy": accuracy, "groups": groups}
+    content = {"accuracy": accuracy, "groups": groups}
     (args.output / "groups.json").write_text(json.dumps(content, indent=1))
     print(f"held-out pairs right: {accuracy:.3f}; saved to {args.output}")
 
