@@ -16,22 +16,7 @@ from trl_grpo_ext._validate import check_choice
 from trl_grpo_ext.advantages import PerReward
 from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError
 from trl_grpo_ext.kl import resolve_weighting
-from trl_grpo_ext.specs import from_spec, to_spec
-
-SPEC_FIELDS = {
-    "advantage": "advantage",
-    "kl": "kl",
-    "kl_log": "kl",
-    "beta_control": "beta",
-    "reference": "reference",
-    "shaping": "shaping",
-    "rewards": "reward",
-}
-"""Config field -> the family of the strategies it holds. Those in `LIST_FIELDS` hold one spec or a list."""
-
-LIST_FIELDS = ("kl_log", "shaping", "rewards")
-SETTINGS = {"kl_weighting": "auto", "kl_placement": "loss"}
-"""Our fields that are plain words, with their defaults."""
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, from_spec, to_spec
 
 REPLACED: dict[str, dict[str, Any]] = {
     "advantage": {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
@@ -110,8 +95,8 @@ class GRPOExtConfig(GRPOConfig):
         """Return our fields that are set: name -> spec, or the word."""
         return {
             name: copy.deepcopy(getattr(self, name))
-            for name in (*SPEC_FIELDS, *SETTINGS)
-            if getattr(self, name) not in (None, SETTINGS.get(name))
+            for name in STRATEGY_FIELDS
+            if getattr(self, name) not in (None, SETTINGS.get(name, (None,))[0])
         }
 
 
@@ -165,7 +150,7 @@ def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
 def check_placement(args: Any, strategies: dict[str, Any]) -> str:
     """Return `kl_placement`, or raise `ConfigError` if "reward" does not go with the rest."""
     placement = getattr(args, "kl_placement", "loss")
-    check_choice("kl_placement", placement, ("loss", "reward"))
+    check_choice("kl_placement", placement, SETTINGS["kl_placement"])
     if placement == "loss":
         return placement
     label = "`kl_placement='reward'`"

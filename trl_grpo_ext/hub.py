@@ -13,7 +13,7 @@ import yaml
 from trl_grpo_ext._suggest import did_you_mean
 from trl_grpo_ext._validate import check_choice
 from trl_grpo_ext.errors import ConfigError, SpecError
-from trl_grpo_ext.specs import from_spec, to_spec
+from trl_grpo_ext.specs import SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, from_spec, to_spec
 
 STRATEGIES_FILE = "grpo_strategies.json"
 STATE_FILE = "grpo_strategy_state.json"
@@ -21,19 +21,6 @@ STATE_FILE = "grpo_strategy_state.json"
 DEPENDENCIES = ("trl-grpo-ext", "trl", "transformers", "peft", "torch")
 CARD_HEADING = "## Training strategies"
 PACKAGE_LINK = "[trl-grpo-ext](https://pypi.org/project/trl-grpo-ext/)"
-
-FIELD_FAMILIES = {
-    "advantage": "advantage",
-    "kl": "kl",
-    "kl_log": "kl",
-    "beta_control": "beta",
-    "reference": "reference",
-    "shaping": "shaping",
-    "rewards": "reward",
-}
-"""Field of a saved file -> the family of its specs (some hold a list of them)."""
-
-FIELD_WORDS = {"kl_weighting": ("auto", "none", "ratio", "detached"), "kl_placement": ("loss", "reward")}
 
 CURVES = {"reward": "reward", "KL to the reference": "kl", "completion length (tokens)": "completions/mean_length"}
 """Row of the card's table -> the name under which the trainer logs it."""
@@ -55,13 +42,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def write_strategies(folder: str | Path, specs: Mapping[str, Any]) -> None:
-    """Write `grpo_strategies.json` into `folder`: config field -> spec, and `_meta` with versions."""
-    write_json(Path(folder) / STRATEGIES_FILE, _content(specs))
+def write_strategies(folder: str | Path, specs: Mapping[str, Any], **meta: Any) -> None:
+    """Write `grpo_strategies.json` into `folder`: config field -> spec, and `_meta` with versions and `meta`."""
+    write_json(Path(folder) / STRATEGIES_FILE, _content(specs, **meta))
 
 
-def _content(specs: Mapping[str, Any]) -> dict[str, Any]:
-    return {**specs, "_meta": {"versions": versions()}}
+def _content(specs: Mapping[str, Any], **meta: Any) -> dict[str, Any]:
+    return {**specs, "_meta": {"versions": versions(), **meta}}
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -136,11 +123,11 @@ def _downloaded(repo_id: str, revision: str | None, token: str | bool | None) ->
 
 def _check_field(name: str, spec: Any, *, remote: bool, trust_remote_code: bool) -> list[Any]:
     """Build what a field holds and return it as a list; raise for an unknown field or a spec that may not be built."""
-    if name in FIELD_WORDS:
-        check_choice(name, spec, FIELD_WORDS[name])
+    if name in SETTINGS:
+        check_choice(name, spec, SETTINGS[name])
         return [spec]
-    if name not in FIELD_FAMILIES:
-        raise SpecError(f"unknown field {name!r}{did_you_mean(name, [*FIELD_FAMILIES, *FIELD_WORDS])}")
+    if name not in SPEC_FIELDS:
+        raise SpecError(f"unknown field {name!r}{did_you_mean(name, STRATEGY_FIELDS)}")
     if remote and not trust_remote_code and _asks_for_code(spec):
         raise SpecError(
             f"`{name}` sets `trust_remote_code`, which would run code of a model's repository; read that code, then "
@@ -148,7 +135,7 @@ def _check_field(name: str, spec: Any, *, remote: bool, trust_remote_code: bool)
         )
     try:
         return [
-            from_spec(item, family=FIELD_FAMILIES[name], remote=remote, trust_remote_code=trust_remote_code)
+            from_spec(item, family=SPEC_FIELDS[name], remote=remote, trust_remote_code=trust_remote_code)
             for item in (spec if isinstance(spec, (list, tuple)) else [spec])
         ]
     except ConfigError as error:
@@ -204,12 +191,12 @@ def _full_specs(specs: Mapping[str, Any]) -> dict[str, Any]:
         if spec is None:
             continue
         built = [
-            item if name in FIELD_WORDS else to_spec(item)
+            item if name in SETTINGS else to_spec(item)
             for item in _check_field(name, spec, remote=False, trust_remote_code=True)
         ]
         full[name] = built if isinstance(spec, (list, tuple)) else built[0]
     if not full:
-        raise ConfigError(f"there are no strategies to publish; fields: {', '.join([*FIELD_FAMILIES, *FIELD_WORDS])}")
+        raise ConfigError(f"there are no strategies to publish; fields: {', '.join(STRATEGY_FIELDS)}")
     return full
 
 

@@ -9,8 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 from trl_grpo_ext._strategy import FAMILIES, Strategy, build, dump, kinds, refuse_imports
+from trl_grpo_ext.kl.base import WEIGHTINGS
 
-__all__ = ["FAMILIES", "from_spec", "kinds", "to_spec"]
+__all__ = ["FAMILIES", "LIST_FIELDS", "SETTINGS", "SPEC_FIELDS", "STRATEGY_FIELDS", "from_spec", "kinds", "to_spec"]
+
+SPEC_FIELDS = {
+    "advantage": "advantage",
+    "kl": "kl",
+    "kl_log": "kl",
+    "beta_control": "beta",
+    "reference": "reference",
+    "shaping": "shaping",
+    "rewards": "reward",
+}
+"""Field of a config or of a saved file -> the family of its specs. Those in `LIST_FIELDS` hold one spec or a list."""
+
+LIST_FIELDS = ("kl_log", "shaping", "rewards")
+
+SETTINGS = {"kl_weighting": ("auto", *WEIGHTINGS), "kl_placement": ("loss", "reward")}
+"""Our fields that are plain words, with the words they may be; the first is the default."""
+
+STRATEGY_FIELDS = (*SPEC_FIELDS, *SETTINGS)
+"""Every field that makes up a set of strategies."""
 
 
 def from_spec(spec: Any, *, family: str, remote: bool = False, trust_remote_code: bool = False) -> Any:

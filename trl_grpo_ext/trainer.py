@@ -24,11 +24,11 @@ from trl_grpo_ext._trainer_reference import ReferenceMixin
 from trl_grpo_ext._trainer_rewards import RewardsMixin
 from trl_grpo_ext.advantages import AdvantageStrategy
 from trl_grpo_ext.batch import RewardBatch
-from trl_grpo_ext.config import LIST_FIELDS, SPEC_FIELDS, GRPOExtConfig, build_field, check_settings
+from trl_grpo_ext.config import GRPOExtConfig, build_field, check_settings
 from trl_grpo_ext.errors import ConfigError, SpecError, StateError
 from trl_grpo_ext.kl import K3, ExactKL
 from trl_grpo_ext.rewards import RewardWrapper, bind_rewards, is_async
-from trl_grpo_ext.specs import from_spec, to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, from_spec, to_spec
 
 _trl.check_compatibility()
 
@@ -200,9 +200,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         super()._save(output_dir, *args, **kwargs)
         if self.strategy_specs:
-            meta = {"versions": hub.versions()} | ({"reference": self._reference.name} if self._reference else {})
-            path = Path(output_dir or self.args.output_dir) / hub.STRATEGIES_FILE
-            hub.write_json(path, {**self.strategy_specs, "_meta": meta})
+            meta = {"reference": self._reference.name} if self._reference else {}
+            hub.write_strategies(output_dir or self.args.output_dir, self.strategy_specs, **meta)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)

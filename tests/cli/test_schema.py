@@ -72,7 +72,7 @@ def test_broken_configs_are_rejected(validator, change):
 def test_the_schema_and_the_specs_agree_on_every_kind(validator):
     """A kind without required fields is valid as a word; with all its defaults written out it is valid as a mapping."""
     from trl_grpo_ext.cli._catalogue import describe
-    from trl_grpo_ext.config import SPEC_FIELDS
+    from trl_grpo_ext.specs import SPEC_FIELDS
 
     field = {family: name for name, family in SPEC_FIELDS.items()}
     for family in sorted(field):

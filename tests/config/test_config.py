@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,12 +11,20 @@ from trl import GRPOConfig, TrlParser
 
 from tests.tiny import arguments, digits
 from trl_grpo_ext import ConfigError, GRPOExtConfig, LengthPenalty, Rank, SpecError, ZScore, to_spec
+from trl_grpo_ext.specs import SETTINGS, STRATEGY_FIELDS
 
 NESTED = {"kind": "zscore", "ddof": 0, "eps": 1e-6}
 
 
 def config(tmp_path, **fields):
     return arguments(GRPOExtConfig, tmp_path, **fields)
+
+
+def test_its_own_fields_are_those_of_a_set_of_strategies():
+    own = {
+        f.name: f.default for f in dataclasses.fields(GRPOExtConfig) if f.name not in GRPOConfig.__dataclass_fields__
+    }
+    assert own == {name: SETTINGS.get(name, (None,))[0] for name in STRATEGY_FIELDS}
 
 
 def test_without_strategies_it_has_trls_values(tmp_path):

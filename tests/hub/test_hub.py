@@ -14,7 +14,6 @@ import yaml
 from tests.hub.loopback import hub_server
 from trl_grpo_ext import ConfigError, Rank, SpecError, ZScore, from_spec, hub
 from trl_grpo_ext.cli import main
-from trl_grpo_ext.config import SETTINGS, SPEC_FIELDS
 
 ROOT = Path(__file__).parents[2]
 SPECS = {"advantage": {"kind": "zscore", "ddof": 0, "eps": 1e-6}, "kl": "k2", "kl_weighting": "detached"}
@@ -44,11 +43,6 @@ def api(held):
     from huggingface_hub import HfApi
 
     return HfApi(endpoint=held.address, token="hf_test")
-
-
-def test_the_fields_are_those_of_the_config():
-    assert hub.FIELD_FAMILIES == SPEC_FIELDS
-    assert set(hub.FIELD_WORDS) == set(SETTINGS)
 
 
 def test_a_strategy_set_is_published_with_a_card_and_loads_again(server):

@@ -13,7 +13,8 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from trl_grpo_ext.cli._catalogue import IMPORT_PATH, NUMBER, Fragment
-from trl_grpo_ext.config import LIST_FIELDS, SPEC_FIELDS, GRPOExtConfig
+from trl_grpo_ext.config import GRPOExtConfig
+from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS
 
 JSON_TEXT: Fragment = {"type": "string", "pattern": r"^\s*[\[{]"}
 

@@ -13,7 +13,8 @@ import trl
 from trl.trainer import grpo_config, grpo_trainer
 
 from trl_grpo_ext import _trl
-from trl_grpo_ext.config import SETTINGS, GRPOExtConfig
+from trl_grpo_ext.config import GRPOExtConfig
+from trl_grpo_ext.specs import SETTINGS
 from trl_grpo_ext.trainer import GRPOExtTrainer
 
 _trainers = importlib.import_module("trl.trainer")
@@ -85,4 +86,4 @@ def _filled(
 
 
 def _unset(name: str) -> Any:
-    return _trl.stock_default("beta") if name == "beta" else SETTINGS.get(name)
+    return _trl.stock_default("beta") if name == "beta" else SETTINGS.get(name, (None,))[0]

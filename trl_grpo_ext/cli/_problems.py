@@ -15,9 +15,9 @@ from trl_grpo_ext.cli import _rewards
 from trl_grpo_ext.cli._fit import misfit
 from trl_grpo_ext.cli._keys import CLASSES, JSON_TEXT, key_schemas, launch_actions
 from trl_grpo_ext.cli._spec_problems import spec_problems
-from trl_grpo_ext.config import LIST_FIELDS, REPLACED, SETTINGS, SPEC_FIELDS, GRPOExtConfig, build_field, check_settings
+from trl_grpo_ext.config import REPLACED, GRPOExtConfig, build_field, check_settings
 from trl_grpo_ext.errors import ConfigError
-from trl_grpo_ext.specs import to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, to_spec
 
 # Settings about the machine the run will be on, which need not be the one where the config is checked.
 _OF_THE_MACHINE = frozenset({
@@ -72,7 +72,7 @@ def resolved_strategies(args: Any) -> dict[str, Any]:
         weighting = check_settings(args, strategies)
     if weighting is not None:
         resolved["kl_weighting"] = weighting
-    if args.kl_placement != SETTINGS["kl_placement"]:
+    if args.kl_placement != SETTINGS["kl_placement"][0]:
         resolved["kl_placement"] = args.kl_placement
     if args.beta:
         resolved["beta"] = args.beta
@@ -190,7 +190,7 @@ def _built(cls: type, values: dict[str, Any], report: Report, assumed: int | Non
 def _named(message: str, values: Mapping[str, Any]) -> list[str]:
     """Return the first of our fields that a message names, else all of TRL's that it names."""
     quoted = [name for name in re.findall(r"`(\w+)", message) if name in values]
-    ours = [name for name in quoted if name in SPEC_FIELDS or name in SETTINGS]
+    ours = [name for name in quoted if name in STRATEGY_FIELDS]
     if ours:
         return ours[:1]
     words = set(re.findall(r"\w+", message))

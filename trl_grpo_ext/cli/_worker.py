@@ -10,7 +10,7 @@ from trl_grpo_ext.cli._keys import Parser
 from trl_grpo_ext.cli._patch import patched
 from trl_grpo_ext.cli._saved import with_saved_strategies
 from trl_grpo_ext.errors import ConfigError, GRPOExtError
-from trl_grpo_ext.hub import FIELD_FAMILIES, FIELD_WORDS
+from trl_grpo_ext.specs import STRATEGY_FIELDS
 
 
 def train(argv: list[str]) -> None:
@@ -21,7 +21,7 @@ def train(argv: list[str]) -> None:
     _rewards.allow_local_modules()
     merged = with_saved_strategies(values)
     parser = Parser(prog="trl-grpo-ext train")
-    saved = {name: merged[name] for name in (*FIELD_FAMILIES, *FIELD_WORDS) if name in merged and name not in values}
+    saved = {name: merged[name] for name in STRATEGY_FIELDS if name in merged and name not in values}
     parser.set_defaults(**saved)
     try:
         script, training, model, dataset = parser.parse_args_and_config(argv, fail_with_unknown_args=False)

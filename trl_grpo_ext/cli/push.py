@@ -39,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
 def strategies_of(source: str) -> dict[str, Any]:
     """Return the strategy fields in a YAML config, or those that a run or a repository has saved."""
     from trl_grpo_ext.cli._yaml import read_config
-    from trl_grpo_ext.hub import FIELD_FAMILIES, FIELD_WORDS, load_strategies
+    from trl_grpo_ext.hub import load_strategies
+    from trl_grpo_ext.specs import STRATEGY_FIELDS
 
     if Path(source).suffix not in (".yaml", ".yml"):
         return load_strategies(source)
-    fields = (*FIELD_FAMILIES, *FIELD_WORDS)
+    fields = STRATEGY_FIELDS
     return {name: value for name, value in read_config(source).items() if name in fields}

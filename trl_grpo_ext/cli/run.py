@@ -76,7 +76,8 @@ def read_strategies(source: str | None, revision: str | None = None, trust_remot
     from trl_grpo_ext.cli._spec_problems import spec_problems
     from trl_grpo_ext.cli._yaml import read_config
     from trl_grpo_ext.errors import SpecError
-    from trl_grpo_ext.hub import FIELD_FAMILIES, FIELD_WORDS, load_strategies
+    from trl_grpo_ext.hub import load_strategies
+    from trl_grpo_ext.specs import SPEC_FIELDS, STRATEGY_FIELDS
 
     if source is None:
         return {}
@@ -84,13 +85,13 @@ def read_strategies(source: str | None, revision: str | None = None, trust_remot
         return load_strategies(source, revision, trust_remote_code)
     values = {name: value for name, value in read_config(source).items() if value is not None}
     sys.path.insert(0, os.getcwd())  # so that a spec may name a strategy in a module next to the script
-    known = (*FIELD_FAMILIES, *FIELD_WORDS, "beta")
+    known = (*STRATEGY_FIELDS, "beta")
     problems = [f"unknown key {name!r}{did_you_mean(str(name), known)}" for name in values if name not in known]
-    for name in values.keys() & FIELD_FAMILIES.keys():
+    for name in values.keys() & SPEC_FIELDS.keys():
         value = values[name]
         for index, spec in enumerate(value if isinstance(value, list) else [value]):
             place = f"{name}[{index}]" if isinstance(value, list) else name
-            problems += spec_problems(spec, FIELD_FAMILIES[name], place)
+            problems += spec_problems(spec, SPEC_FIELDS[name], place)
     if problems:
         raise SpecError("\n".join(f"{source}: {problem}" for problem in problems))
     if isinstance(values.get("beta"), str):
