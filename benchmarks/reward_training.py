@@ -3,88 +3,88 @@
     python benchmarks/reward_training.py --model FOLDER --output runs/reward
 
 Saves a LoRA reward adapter (`adapter/`), the same merged into a model of its own (`model/`), and groups of completions
-sampled from the base model for prompts that the reward model has not seen (`groups.json`). The other reward benchmarks
+that the base model sampled for requests the reward model was not trained on (`groups.json`). The other reward benchmarks
 start from that folder.
 
-Preferences: answers to simple requests, written from templates, with words dropped, doubled, replaced or moved, or with
-the answer to another request. Of two, the less damaged one is chosen. So the reward model learns to grade how coherent
-and how much to the point an answer is, which the base model's samples differ in.
+Preferences: the base model answers requests for things of a kind ("List some animals."), at temperature 1. Of two
+answers to one request, that one is chosen which names more things of that kind in fewer words. A list of words decides,
+so the preferences need no judge; the reward model sees only which answer was chosen.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from datasets import Dataset
 
 _LISTS = {
-    "animals": "dog cat horse otter sparrow whale goat tiger rabbit eagle salmon wolf",
-    "fruits": "apple pear mango cherry banana plum lemon grape peach melon fig kiwi",
-    "tools": "hammer saw drill wrench chisel ladder shovel rake pliers file axe clamp",
-    "cities": "Paris Cairo Lima Oslo Tokyo Rome Delhi Berlin Quito Dublin Madrid Seoul",
-    "colours": "red green blue purple orange yellow white black brown silver pink grey",
+    "animals": "dog cat horse otter sparrow whale goat tiger rabbit eagle salmon wolf lion elephant bear cow dolphin",
+    "fruits": "apple pear mango cherry banana plum lemon grape peach melon fig kiwi orange strawberry pineapple lime",
+    "tools": "hammer saw drill wrench chisel ladder shovel rake pliers file axe clamp screwdriver knife level tape",
+    "cities": "Paris Cairo Lima Oslo Tokyo Rome Delhi Berlin Quito Dublin Madrid Seoul London Sydney Chicago Boston",
+    "colours": "red green blue purple orange yellow white black brown silver pink grey gold turquoise violet gray",
+    "vegetables": "carrot onion potato tomato spinach cabbage pea bean broccoli pepper cucumber lettuce garlic celery",
+    "sports": "football tennis basketball hockey swimming golf rugby cricket boxing running baseball soccer volleyball",
+    "drinks": "water tea coffee juice milk wine beer lemonade soda cocoa smoothie cola cider whiskey",
+    "instruments": "piano guitar violin drum flute trumpet cello harp saxophone clarinet organ bass banjo tuba",
+    "countries": "France Egypt Peru Norway Japan Italy India Germany China Ireland Spain Korea Brazil Canada Mexico",
 }
-WORDS = {kind: line.split() for kind, line in _LISTS.items()}
-OPPOSITES = {"hot": "cold", "big": "small", "fast": "slow", "early": "late", "happy": "sad", "light": "dark"}
-HELD_OUT = (
-    "Name three {}.",
-    "Tell me something about a {}.",
-    "Write a sentence with the word {}.",
-    "Why do people like {}?",
+THINGS = {kind: [word.lower() for word in line.split()] for kind, line in _LISTS.items()}
+REQUESTS = (
+    "List some {}.",
+    "Give me examples of {}.",
+    "I need the names of {} for a quiz.",
+    "What {} are there?",
+    "Which {} do you know?",
+    "Tell me your favourite {}.",
 )
-"""Requests that the trained groups are sampled for; none of them is in the training templates."""
+HELD_OUT = ("Name three {}.", "Can you think of any {}?", "Write one sentence about {}.", "Which {} are well known?")
+"""Requests whose answers are scored in the benchmarks; the reward model is not trained on any of them."""
+
+WORDS_PER_THING = 12
+"""As many words cost as much as one more thing is worth."""
+
+CLEAR = 0.5
+"""Two answers nearer to each other than this make no pair."""
 
 
-def request(generator: random.Random) -> tuple[str, str]:
-    """Return a request and a good answer."""
-    kind, words = generator.choice(list(WORDS.items()))
-    a, b, c = generator.sample(words, 3)
-    opposite = generator.choice(list(OPPOSITES.items()))
-    x, y = generator.randint(2, 40), generator.randint(2, 40)
-    return generator.choice(
-        [
-            (f"List some {kind}.", f"Three {kind} are {a}, {b} and {c}. There are many more."),
-            (f"Is {a} one of the {kind}?", f"Yes, {a} is one of the {kind}, and so are {b} and {c}."),
-            (f"Use {a} and {b} in a sentence.", f"I thought of {a} first, but then I remembered {b} as well."),
-            (f"What is the opposite of {opposite[0]}?", f"The opposite of {opposite[0]} is {opposite[1]}."),
-            (f"What is {x} plus {y}?", f"{x} plus {y} is {x + y}. You add the two numbers."),
-        ]
-    )
+class Group(NamedTuple):
+    """A request, and answers that the base model sampled for it."""
+
+    kind: str
+    prompt: str
+    completions: list[str]
+
+    def worth(self) -> list[float]:
+        """Return what each answer is worth: things named, less its length."""
+        found = [set(re.findall(r"[a-z]+", text.lower())) for text in self.completions]
+        named = [sum(t in words or f"{t}s" in words for t in THINGS[self.kind]) for words in found]
+        return [n - len(t.split()) / WORDS_PER_THING for n, t in zip(named, self.completions, strict=True)]
 
 
-def damaged(answer: str, share: float, generator: random.Random) -> str:
-    """Return the answer with about `share` of its words dropped, doubled, replaced or moved."""
-    other = [word for words in WORDS.values() for word in words]
-    words: list[str] = []
-    for word in answer.split():
-        change = generator.choice(("drop", "double", "replace", "move")) if generator.random() < share else "keep"
-        if change == "replace":
-            words.append(generator.choice(other))
-        elif change == "move":
-            words.insert(generator.randint(0, len(words)), word)
-        elif change != "drop":
-            words += [word] * (1 if change == "keep" else generator.randint(2, 4))
-    return " ".join(words) or generator.choice(other)
+def requests(templates: Sequence[str], count: int, generator: random.Random) -> list[tuple[str, str]]:
+    """Return `count` different pairs of a kind and a request, in random order."""
+    every = [(kind, template.format(kind)) for kind in THINGS for template in templates]
+    return generator.sample(every, min(count, len(every)))
 
 
-def pairs(n: int, seed: int) -> Dataset:
-    """Return `n` conversational preference pairs."""
-    generator = random.Random(seed)
+def pairs(groups: Sequence[Group], per_group: int, generator: random.Random) -> Dataset:
+    """Return conversational preference pairs, at most so many of a group."""
     rows = []
-    for _ in range(n):
-        prompt, answer = request(generator)
-        low = generator.choice((0.0, 0.0, 0.2, 0.4))
-        off_topic = generator.random() < 0.3
-        rejected = request(generator)[1] if off_topic else answer
-        rejected = damaged(rejected, low if off_topic else low + generator.uniform(0.25, 0.6), generator)
-        chosen = damaged(answer, low, generator)
-        if chosen != rejected:
-            rows.append([prompt, chosen, rejected])
+    for group in groups:
+        ranked = sorted(zip(group.worth(), group.completions, strict=True))
+        clear = [(low[1], high[1]) for low, high in itertools.combinations(ranked, 2) if high[0] - low[0] >= CLEAR]
+        rows += [(group.prompt, *pair) for pair in generator.sample(clear, min(per_group, len(clear)))]
+    generator.shuffle(rows)
     return Dataset.from_list(
         [
             {
@@ -92,13 +92,13 @@ def pairs(n: int, seed: int) -> Dataset:
                 "chosen": [{"role": "assistant", "content": chosen}],
                 "rejected": [{"role": "assistant", "content": rejected}],
             }
-            for prompt, chosen, rejected in rows
+            for prompt, rejected, chosen in rows
         ]
     )
 
 
-def train(model: str, output: Path, steps: int, rows: int) -> float:
-    """Train the adapter; save it and its merged model; return the accuracy on held-out pairs."""
+def train(model: str, output: Path, train_pairs: Dataset, eval_pairs: Dataset, epochs: float, rows: int) -> float:
+    """Train the adapter; save it and its merged model; return the accuracy on the held-out pairs."""
     from peft import LoraConfig
     from transformers import AutoConfig
     from trl import RewardConfig, RewardTrainer
@@ -109,7 +109,7 @@ def train(model: str, output: Path, steps: int, rows: int) -> float:
         model=model,
         args=RewardConfig(
             output_dir=str(output / "trainer"),
-            max_steps=steps,
+            num_train_epochs=epochs,
             per_device_train_batch_size=rows,
             per_device_eval_batch_size=rows,
             learning_rate=5e-4,
@@ -123,8 +123,8 @@ def train(model: str, output: Path, steps: int, rows: int) -> float:
             disable_tqdm=True,
             seed=0,
         ),
-        train_dataset=pairs(steps * rows, seed=1),
-        eval_dataset=pairs(48, seed=2),
+        train_dataset=train_pairs,
+        eval_dataset=eval_pairs,
         peft_config=LoraConfig(
             task_type="SEQ_CLS",
             r=16,
@@ -144,36 +144,27 @@ def train(model: str, output: Path, steps: int, rows: int) -> float:
 
 
 @torch.no_grad()
-def sample_groups(model: str, groups: int, size: int, tokens: int) -> list[dict]:
+def sample_groups(model: str, asked: Sequence[tuple[str, str]], size: int, tokens: int, label: str) -> list[Group]:
     """Return groups of completions that the base model samples at temperature 1."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    generator = random.Random(3)
-    torch.manual_seed(3)
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(model).eval()
     policy.to("cuda" if torch.cuda.is_available() else "cpu")
-    prompts = []
-    for i in range(groups):
-        template = HELD_OUT[i % len(HELD_OUT)]
-        kind, words = generator.choice(list(WORDS.items()))
-        prompts.append(template.format(kind if "three" in template or "Why" in template else generator.choice(words)))
-    found = []
-    for start in range(0, groups, 4):
-        asked = prompts[start : start + 4]
+    found: list[Group] = []
+    for start in range(0, len(asked), 4):
+        some = asked[start : start + 4]
         texts = [
             tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-            for p in asked
+            for _, p in some
         ]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(policy.device)
         ids = policy.generate(
             **inputs, max_new_tokens=tokens, do_sample=True, temperature=1.0, num_return_sequences=size
         )
         answers = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        found += [
-            {"prompt": prompt, "completions": answers[i * size : (i + 1) * size]} for i, prompt in enumerate(asked)
-        ]
-        print(f"sampled {len(found)} of {groups} groups", flush=True)
+        found += [Group(*request, answers[i * size : (i + 1) * size]) for i, request in enumerate(some)]
+        print(f"{label}: sampled {len(found)} of {len(asked)} groups", flush=True)
     return found
 
 
@@ -181,15 +172,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="folder or Hub id of the base model")
     parser.add_argument("--output", type=Path, default=Path("runs/reward"))
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--requests", type=int, default=60, help="requests to train on")
+    parser.add_argument("--pairs", type=int, default=12, help="pairs of answers to each of them, at most")
+    parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--rows", type=int, default=6, help="pairs per step")
-    parser.add_argument("--groups", type=int, default=24, help="groups of sampled completions")
+    parser.add_argument("--groups", type=int, default=32, help="held-out groups of sampled completions")
     parser.add_argument("--size", type=int, default=8, help="completions per group")
     parser.add_argument("--tokens", type=int, default=32, help="longest completion")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    accuracy = train(args.model, args.output, args.steps, args.rows)
-    groups = sample_groups(args.model, args.groups, args.size, args.tokens)
+    generator = random.Random(3)
+    torch.manual_seed(3)
+    wanted = requests(REQUESTS, args.requests, generator), requests(HELD_OUT, args.groups, generator)
+    training = sample_groups(args.model, wanted[0], args.size, args.tokens, "training")
+    held_out = sample_groups(args.model, wanted[1], args.size, args.tokens, "held out")
+    train_pairs, eval_pairs = pairs(training, args.pairs, generator), pairs(held_out, 4, generator)
+    print(f"{len(train_pairs)} pairs to train on, {len(eval_pairs)} held out", flush=True)
+    accuracy = train(args.model, args.output, train_pairs, eval_pairs, args.epochs, args.rows)
+    groups = [{"prompt": group.prompt, "completions": group.completions} for group in held_out]
     content = {"accuracy": accuracy, "groups": groups}
     (args.output / "groups.json").write_text(json.dumps(content, indent=1))
     print(f"held-out pairs right: {accuracy:.3f}; saved to {args.output}")
