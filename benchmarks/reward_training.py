@@ -3,8 +3,8 @@
     python benchmarks/reward_training.py --model FOLDER --output runs/reward
 
 Saves a LoRA reward adapter (`adapter/`), the same merged into a model of its own (`model/`), and groups of completions
-that the base model sampled for requests the reward model was not trained on (`groups.json`). The other reward benchmarks
-start from that folder.
+that the base model sampled for requests the reward model was not trained on (`groups.json`). The other reward
+benchmarks start from that folder.
 
 Preferences: the base model answers requests for things of a kind ("List some animals."), at temperature 1. Of two
 answers to one request, that one is chosen which names more things of that kind in fewer words. A list of words decides,

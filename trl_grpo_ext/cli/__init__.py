@@ -20,6 +20,7 @@ COMMANDS = {
     "strategies": ("trl_grpo_ext.cli.strategies", "list every strategy with its fields"),
     "schema": ("trl_grpo_ext.cli.schema", "print a JSON Schema of the config file, for editors"),
     "check": ("trl_grpo_ext.cli.check", "check a config file and name every problem at once"),
+    "report": ("trl_grpo_ext.cli.report", "write an HTML report of a run, or of several compared"),
     "push": ("trl_grpo_ext.cli.push", "publish a set of strategies on the Hub"),
 }
 

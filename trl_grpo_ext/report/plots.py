@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 BLUE, ORANGE, GREEN, VIOLET = "#2563eb", "#ea580c", "#0f766e", "#7c3aed"
+RUN_COLOURS = (BLUE, ORANGE, GREEN, VIOLET, "#be185d", "#a16207", "#0891b2", "#4b5563")
+"""One for each run of a comparison."""
 
 WIDEST = 3.0
 """Advantages beyond this are drawn at the edge: one outlier should not squeeze all other panels."""
@@ -70,6 +72,7 @@ CURVES = (
     Curve(
         "silent_groups", "frac_reward_zero_std", "Groups without a signal", "share of groups", VIOLET, from_zero=True
     ),
+    Curve("eval_reward", "eval_reward", "Reward on held-out prompts", "mean reward of the evaluation", BLUE),
 )
 
 
@@ -106,26 +109,52 @@ def write_plots(record: RunRecord, folder: Path) -> dict[str, Path]:
     return written
 
 
+def write_comparison_plots(logs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict[str, Path]:
+    """Draw each curve that at least two runs have logged, over each other; return title -> file.
+
+    `logs` maps the runs' names to their logs.
+    """
+    require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    with _style():
+        for curve in CURVES:
+            logged = {name: log for name, log in logs.items() if len(series(log, curve.key)[0]) >= 2}
+            if len(logged) >= 2:
+                path = folder / f"{curve.file}.png"
+                colours = dict(zip(logs, RUN_COLOURS, strict=False))
+                _save(draw_comparison(logged, curve, colours), path)
+                written[curve.title] = path
+    return written
+
+
+def draw_comparison(
+    logs: Mapping[str, Sequence[Mapping[str, Any]]], curve: Curve, colours: Mapping[str, str]
+) -> Figure:
+    """Return a figure with the moving average of one curve for each run; `colours` maps the runs' names to colours."""
+    figure, axes = _figure(6.0, 3.4)
+    for name, log in logs.items():
+        steps, values = series(log, curve.key)
+        axes.plot(steps, values, color=colours[name], alpha=0.15, linewidth=1)
+        axes.plot(steps, moving_average(values), color=colours[name], linewidth=2, label=name)
+    _finish(figure, axes, curve)
+    return figure
+
+
 def draw_curve(
     log_history: Sequence[Mapping[str, Any]], curve: Curve, guide: tuple[float, str] | None = None
 ) -> Figure:
     """Return a figure of each step's value, faint, and of the moving average; `guide` marks a level."""
     figure, axes = _figure(6.0, 3.4)
     steps, values = series(log_history, curve.key)
-    axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=1, label="each step")
-    axes.plot(steps, moving_average(values), color=curve.colour, linewidth=2.2, label=f"average of {SMOOTHING} steps")
+    axes.plot(steps, values, color=curve.colour, alpha=0.28, linewidth=1, label="as logged")
+    axes.plot(
+        steps, moving_average(values), color=curve.colour, linewidth=2.2, label=f"average of the last {SMOOTHING}"
+    )
     if guide is not None:
         level, text = guide
         axes.axhline(level, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2, label=text)
-    axes.set_title(curve.title)
-    axes.set_xlabel("step")
-    axes.set_ylabel(curve.label)
-    axes.set_xlim(min(steps), max(steps))
-    axes.margins(y=0.12)
-    if curve.from_zero:
-        axes.set_ylim(bottom=0)
-    # Below the axes, where it can cover nothing.
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    _finish(figure, axes, curve)
     return figure
 
 
@@ -157,6 +186,17 @@ def moving_average(values: Sequence[float], window: int = SMOOTHING) -> list[flo
         recent = values[max(0, end - window) : end]
         means.append(sum(recent) / len(recent))
     return means
+
+
+def _finish(figure: Figure, axes: Axes, curve: Curve) -> None:
+    axes.set_title(curve.title)
+    axes.set_xlabel("step")
+    axes.set_ylabel(curve.label)
+    axes.margins(x=0, y=0.12)
+    if curve.from_zero:
+        axes.set_ylim(bottom=0)
+    # Below the axes, where it can cover nothing.
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
 
 
 def _draw_panel(axes: Axes, before: Distribution, after: Distribution, edge: float) -> None:

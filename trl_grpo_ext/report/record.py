@@ -16,7 +16,7 @@ from trl_grpo_ext.errors import ConfigError
 from trl_grpo_ext.hub import versions, write_json
 
 SMOOTHING = 10
-"""Steps in the moving average of a curve, and in the "first" and "last" values of a run."""
+"""Logged values in the moving average of a curve, and in the "first" and "last" values of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
