@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +191,22 @@ def test_through_the_real_launcher(tmp_path, write, capfd):
     assert (tmp_path / "out" / hub.STRATEGIES_FILE).exists()
     assert main(["train", "--config", write(**STRATEGIES), "--num_generations", "3"]) == 2
     assert "trl-grpo-ext train: " in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_on_two_processes_with_a_reward_function_from_the_working_folder(tmp_path, write):
+    (tmp_path / "my_rewards.py").write_text(
+        "import os, pathlib\n\n\n"
+        "def length(completions, **columns):\n"
+        "    pathlib.Path('rank-' + os.environ['RANK']).write_text(str(len(completions)))\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    config = write(**{**STRATEGIES, "rewards": "my_rewards:length"}, per_device_train_batch_size=4)
+    flags = ["--num_processes", "2", "--cpu", "--main_process_port", "0"]
+    command = [sys.executable, "-m", "trl_grpo_ext.cli", "train", "--config", config, *flags]
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert {path.name: path.read_text() for path in tmp_path.glob("rank-*")} == {"rank-0": "4", "rank-1": "4"}
+    assert json.loads((tmp_path / "out" / hub.STRATEGIES_FILE).read_text())["rewards"] == "my_rewards:length"

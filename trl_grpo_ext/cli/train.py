@@ -61,14 +61,26 @@ def launch(launch_arguments: list[str], script_arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     command = [*launch_arguments, "--module", WORKER, *script_arguments]
+    arguments = launch_command_parser().parse_args(command)
+    _start_all_on_a_cpu(arguments)
     try:
-        launch_command(launch_command_parser().parse_args(command))
+        launch_command(arguments)
     except subprocess.CalledProcessError as error:  # it has said itself what is wrong
         return error.returncode
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _start_all_on_a_cpu(arguments: argparse.Namespace) -> None:
+    """Let several processes on a CPU be several: left to itself, ``accelerate launch`` starts one and says nothing."""
+    import torch
+
+    on_cpu = arguments.cpu or not getattr(torch, "accelerator", torch.cuda).is_available()
+    if on_cpu and (arguments.num_processes or 1) > 1 and arguments.mpirun_hostfile is None:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        arguments.cpu, arguments.multi_gpu = False, True  # which means torchrun, on whatever device
 
 
 def _set_environment(values: dict) -> None:
