@@ -26,11 +26,13 @@ VARIANTS = {
     "full precision (fp32)": {"bits": None},
     "8-bit": {"bits": 8},
     "4-bit nf4 (the default)": {"bits": 4},
-    "4-bit nf4, the rest in bf16": {"bits": 4, "dtype": "bfloat16"},
     "4-bit nf4, no double quantization": {"bits": 4, "double_quant": False},
     "4-bit fp4": {"bits": 4, "quant_type": "fp4"},
 }
-COLUMNS = ("Spearman", "Kendall", "pairs kept", "group orderings kept", "best kept", "weights MB", "of which linear MB")
+COLUMNS = (
+    "Spearman", "Kendall", "pairs kept", "gap of changed pairs", "group orderings kept", "best kept", "weights MB",
+    "of which linear MB",
+)  # fmt: skip
 
 
 def tensors(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -68,10 +70,14 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1].item()
 
 
-def signs(values: Tensor) -> Tensor:
-    """Return the sign of each pair's difference, pairs in the last dimension."""
+def differences(values: Tensor) -> Tensor:
+    """Return the difference of each pair of a group, pairs in the last dimension."""
     first, second = torch.triu_indices(values.shape[-1], values.shape[-1], offset=1)
-    return (values[..., first] - values[..., second]).sign()
+    return values[..., first] - values[..., second]
+
+
+def signs(values: Tensor) -> Tensor:
+    return differences(values).sign()
 
 
 def kendall(a: Tensor, b: Tensor) -> float:
@@ -79,15 +85,21 @@ def kendall(a: Tensor, b: Tensor) -> float:
 
 
 def agreement(scores: Tensor, full: Tensor) -> list[float]:
-    """Return how `(groups, size)` scores agree with those of full precision, as the table's first five columns."""
+    """Return how `(groups, size)` scores agree with those of full precision, as the table's first six columns.
+
+    The gap is how far apart full precision saw the pairs that changed their order, over how far apart it saw all.
+    """
     spearmans = [spearman(a, b) for a, b in zip(scores, full, strict=True)]
     kendalls = [kendall(a, b) for a, b in zip(scores, full, strict=True)]
     same = signs(scores) == signs(full)
+    gaps = differences(full).abs()
+    gap = gaps[~same].mean() / gaps.mean() if not same.all() else torch.tensor(0.0)
     best = scores.argmax(dim=1) == full.argmax(dim=1)
     return [
         sum(spearmans) / len(spearmans),
         sum(kendalls) / len(kendalls),
         same.double().mean().item(),
+        gap.item(),
         same.all(dim=1).double().mean().item(),
         best.double().mean().item(),
     ]

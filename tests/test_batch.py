@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +47,12 @@ class TestShapes:
             ({"num_generations": 3}, "4 rows do not divide by num_generations=3"),
             ({"num_generations": 0}, "num_generations=0"),
             ({"prompts": ["x"]}, "`prompts` must hold 4 entries, got 1"),
+            ({"rewards": [[0.0]] * 4}, "`rewards` must be a tensor, got list"),
+            ({"lengths": np.ones(4)}, "`lengths` must be a tensor, got ndarray"),
+            ({"weights": None}, "`weights` must be a tensor, got NoneType"),
+            ({"num_generations": "4"}, "`num_generations` must be an integer, got '4'"),
+            ({"num_generations": None}, "`num_generations` must be an integer, got None"),
+            ({"num_generations": 4.0}, r"`num_generations` must be an integer, got 4\.0"),
         ],
         ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
     )

@@ -58,6 +58,25 @@ def test_advantages_of_given_rewards_and_strategy(capsys):
     assert printed["advantages"] == {spec: [-1.0, 1.0, 0.0], "rank": [-0.5, 0.5, 0.0]}
 
 
+def test_negative_numbers_in_any_form_are_no_flags(capsys):
+    assert main(["advantages", "-1.5", "-2e3", "-inf", "--strategy", "rank", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"rewards": [-1.5, -2000.0, None], "advantages": {"rank": [0.5, -0.5, 0.0]}}
+    with pytest.raises(SystemExit):
+        main(["advantages", "1", "-x"])
+
+
+def test_ctrl_c_is_one_line_and_the_status_of_shells(monkeypatch, capsys):
+    from trl_grpo_ext.cli import strategies
+
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(strategies, "run", interrupted)
+    assert main(["strategies"]) == 130
+    assert capsys.readouterr().err == "trl-grpo-ext strategies: interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -65,6 +84,11 @@ def test_advantages_of_given_rewards_and_strategy(capsys):
         (["1", "2", "--strategy", "rnak"], "did you mean 'rank'"),
         (["1", "2", "--strategy", "{oops"], "not valid JSON"),
         (["1", "2", "--lengths", "3"], "must give 2 lengths"),
+        (
+            ["1", "2", "--lengths", "99999999999999999999", "5"],
+            "`lengths[0]` must be an integer >= 0 and <= 9",
+        ),
+        (["1", "2", "--lengths", "5", "-3"], "`lengths[1]` must be an integer >= 0"),
     ],
 )
 def test_user_errors_end_in_one_line_and_status_2(arguments, message, capsys):

@@ -117,6 +117,7 @@ class TestCommand:
         assert strategies["advantage"]["kind"] == "rank"
         assert strategies["kl"]["kind"] == "k3"
         assert "length_penalty" in json.dumps(strategies["rewards"])
+        assert "## Training strategies" in (folder / "adapter" / "README.md").read_text()
         plots = {path.stem for path in (folder / "plots").glob("*.png")}
         assert {"reward", "kl", "length", "advantages"} <= plots
         assert (folder / "report.html").read_text().count("data:image/png;base64,") == len(plots)

@@ -10,6 +10,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from trl_grpo_ext import _trl
+from trl_grpo_ext._outputs import check_finite_kl, checked_terms
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.functional.masked import masked_sum
 from trl_grpo_ext.kl import BetaControl, ExactKL, KLEstimator, SampledKL
@@ -82,6 +83,7 @@ class KLMixin(GRPOTrainer):
             old_logps = inputs.get("old_per_token_logps")
             settings = {"old_logps": old_logps, "weighting": self.kl_weighting, "mask": mask}
             terms = self.kl(logps, inputs["ref_per_token_logps"], **settings)  # type: ignore[misc]  # set where called
+        terms = checked_terms(self.kl, terms, logps)
         self._log_kl(terms.detach(), logps.detach(), inputs["ref_per_token_logps"], mask)
         return self.beta * masked_sum(terms * _trl.token_weights(self, inputs, mask), mask)
 
@@ -120,6 +122,7 @@ class KLMixin(GRPOTrainer):
         if isinstance(self.kl, SampledKL):
             values["kl/clipped_frac"] = self.kl.clipped(logps, ref_logps).float()
         totals, tokens = _trl.global_sums(self, list(values.values()), mask)
+        check_finite_kl(self.kl, totals[0])
         means = {name: total / max(tokens, 1.0) for name, total in zip(values, totals, strict=True)}
         self._note_kl({**means, "beta": self.beta}, totals[0], tokens, len(mask))
         self._mark_called("kl")

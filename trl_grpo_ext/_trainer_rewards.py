@@ -9,6 +9,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from trl_grpo_ext import _trl
+from trl_grpo_ext._outputs import checked_batch
 from trl_grpo_ext.advantages import AdvantageStrategy, MeanCentered, PerReward, ZScore
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.rewards import RewardGuard, ShapingStrategy
@@ -36,7 +37,8 @@ class RewardsMixin(GRPOTrainer):
             return batch
         shaped = batch
         for shaping in self.shaping:
-            shaped = self._shaped_once(shaping, shaped) if shaping.runs_once else shaping(shaped)
+            after = self._shaped_once(shaping, shaped) if shaping.runs_once else shaping(shaped)
+            shaped = checked_batch(shaping, after, shaped)
         for index, name in enumerate(shaped.names):
             if name not in batch.names:
                 _trl.log_reward_column(self, name, shaped.rewards[:, index])
@@ -47,7 +49,7 @@ class RewardsMixin(GRPOTrainer):
         """Return ``shaping(batch)``, computed on the main process only."""
 
         def compute() -> tuple[Tensor, Tensor, tuple[str, ...]]:
-            shaped = shaping(batch)
+            shaped = checked_batch(shaping, shaping(batch), batch)
             return shaped.rewards.cpu(), shaped.weights.cpu(), shaped.names  # a device means nothing elsewhere
 
         rewards, weights, names = _trl.from_main_process(self, compute)

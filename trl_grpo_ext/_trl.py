@@ -22,6 +22,7 @@ from trl.trainer.utils import use_adapter
 from trl_grpo_ext.errors import CompatibilityError, ConfigError, RewardError
 from trl_grpo_ext.functional.masked import masked_sum
 from trl_grpo_ext.reference import REF_ADAPTER, preserved
+from trl_grpo_ext.rewards import callable_name
 
 SUPPORTED = "trl>=1.12,<2"
 
@@ -69,6 +70,20 @@ def default_args(model: Any) -> str:
     """Return the output folder that TRL gives a run without `args`."""
     name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
     return f"{name.split('/')[-1]}-GRPO"
+
+
+def argument(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return one of the arguments of TRL's trainer that follow `args`, given by position or by name; None if unset."""
+    names = list(inspect.signature(GRPOTrainer.__init__).parameters)
+    following = names[names.index("args") + 1 :]
+    return kwargs.get(name, dict(zip(following, args, strict=False)).get(name))
+
+
+def reward_name(function: Any) -> str:
+    """Return the name that TRL gives a reward function, a reward model or the id of one."""
+    if isinstance(function, torch.nn.Module):
+        function = getattr(function.config, "_name_or_path", "")
+    return function.split("/")[-1] if isinstance(function, str) else callable_name(function)
 
 
 @contextmanager
@@ -191,6 +206,10 @@ def local_slice(trainer: Any, advantages: Tensor, rows: int) -> Tensor:
     """Return this process's `rows` of the `(N,)` global advantages."""
     start = trainer.accelerator.process_index * rows
     return advantages[start : start + rows]
+
+
+LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "luspo", "dapo", "cispo", "vespo")
+"""Those whose weight of a token `token_weights` knows."""
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:

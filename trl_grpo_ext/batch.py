@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,9 @@ class RewardBatch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
+        for field in ("rewards", "weights", "lengths", "truncated"):
+            if not isinstance(getattr(self, field), Tensor):
+                raise ShapeError(f"`{field}` must be a tensor, got {type(getattr(self, field)).__name__}")
         if self.rewards.dim() != 2:
             raise ShapeError(f"`rewards` must be (N, F), got shape {tuple(self.rewards.shape)}")
         n, f = self.rewards.shape
@@ -50,6 +54,8 @@ class RewardBatch:
                 raise ShapeError(f"`{field}` must have shape {expected} for rewards of shape {(n, f)}, got {got}")
         if len(self.names) != f:
             raise ShapeError(f"`names` must name {f} reward functions, got {len(self.names)}: {self.names}")
+        if not isinstance(self.num_generations, Integral):
+            raise ShapeError(f"`num_generations` must be an integer, got {self.num_generations!r}")
         if self.num_generations < 1 or n % self.num_generations:
             raise ShapeError(
                 f"the batch must hold whole groups: {n} rows do not divide by num_generations={self.num_generations}"

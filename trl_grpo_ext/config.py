@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
 from trl_grpo_ext import _trl
-from trl_grpo_ext._strategy import Strategy
-from trl_grpo_ext._validate import check_choice
-from trl_grpo_ext.advantages import PerReward
+from trl_grpo_ext._strategy import Strategy, read_json
+from trl_grpo_ext._validate import check_choice, check_number, plain
+from trl_grpo_ext.advantages import AdvantageStrategy, PerReward
 from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError
 from trl_grpo_ext.kl import resolve_weighting
-from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, from_spec, to_spec
+from trl_grpo_ext.specs import SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
 
 REPLACED: dict[str, dict[str, Any]] = {
     "advantage": {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
@@ -100,23 +100,6 @@ class GRPOExtConfig(GRPOConfig):
         }
 
 
-def build_field(name: str, value: Any) -> Any:
-    """Return the strategy (for `LIST_FIELDS` a list of them) that a config field or trainer keyword holds.
-
-    Raises `ConfigError` that names the field.
-    """
-    if value is None:
-        return None
-    family = SPEC_FIELDS[name]
-    try:
-        if name in LIST_FIELDS:
-            specs = value if isinstance(value, (list, tuple)) else [value]
-            return [from_spec(spec, family=family) for spec in specs]
-        return from_spec(value, family=family)
-    except ConfigError as error:
-        raise type(error)(f"`{name}`: {error}") from error
-
-
 def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
     """Raise `ConfigError` if the strategies do not go together with each other or with TRL's options in `args`.
 
@@ -129,6 +112,10 @@ def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
                     f"`{name}={strategies[name]!r}` replaces TRL's `{option}`, which is set to "
                     f"{getattr(args, option)!r}; set one of them"
                 )
+    if any(strategy is not None for strategy in strategies.values()):
+        _check_numbers(args)
+    if strategies.get("kl") is not None:
+        check_choice("loss_type", args.loss_type, _trl.LOSS_TYPES)
     for name in ("kl", "kl_log", "beta_control", "reference"):
         if strategies.get(name) is not None and args.beta == 0:
             raise ConfigError(
@@ -137,6 +124,8 @@ def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
     whole = [estimator for estimator in strategies.get("kl_log") or [] if estimator.needs_vocabulary]
     if whole:
         raise ConfigError(f"`kl_log` watches without an extra forward pass, which {whole[0]!r} needs; take it as `kl`")
+    if strategies.get("beta_control") is not None:
+        strategies["beta_control"].first(args.beta)  # raises if it can't start from there
     if check_placement(args, strategies) == "reward":
         return None
     weighting = getattr(args, "kl_weighting", "auto")
@@ -161,8 +150,7 @@ def check_placement(args: Any, strategies: dict[str, Any]) -> str:
         raise ConfigError(
             f"{label} takes `beta * sum of k1` off the score, got `kl={estimator!r}`; use 'k1' or unset it"
         )
-    per_reward = isinstance(strategies.get("advantage"), PerReward)
-    if per_reward or args.multi_objective_aggregation == "normalize_then_sum":
+    if _per_reward(strategies.get("advantage")) or args.multi_objective_aggregation == "normalize_then_sum":
         chosen = strategies.get("advantage") or "multi_objective_aggregation='normalize_then_sum'"
         raise ConfigError(
             f"{label} takes the KL off the summed score, but {chosen} normalises each reward on its own and would blow "
@@ -178,6 +166,26 @@ def check_placement(args: Any, strategies: dict[str, Any]) -> str:
     return placement
 
 
+def check_reward_names(advantage: AdvantageStrategy | None, names: Sequence[str]) -> None:
+    """Raise `ConfigError` if a `PerReward` has a strategy for a reward function that is not among `names`."""
+    for strategy in _per_reward(advantage):
+        strategy.check_names(names)
+
+
+def _per_reward(advantage: AdvantageStrategy | None) -> list[PerReward]:
+    """Return the outermost `PerReward` strategies, wherever they stand in the advantage."""
+    if advantage is None or isinstance(advantage, PerReward):
+        return [advantage] if advantage else []
+    return [found for child in advantage.children().values() for found in _per_reward(child)]
+
+
+def _check_numbers(args: Any) -> None:
+    """Raise for numbers of TRL's that would make every weight NaN, or the KL drive the policy away."""
+    check_number("beta", args.beta, at_least=0)
+    for index, weight in enumerate(args.reward_weights or []):
+        check_number(f"reward_weights[{index}]", weight)
+
+
 def _bias_correction(args: Any) -> bool | None:
     """Return TRL's flag if the user set it. A plain `GRPOConfig` can't tell its default from a choice."""
     flag = args.use_bias_correction_kl
@@ -188,13 +196,19 @@ def _bias_correction(args: Any) -> bool | None:
 
 def _as_spec(name: str, value: Any) -> Any:
     """Return an independent, JSON-able copy of what a field was given: JSON text is read, objects become specs."""
-    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
-            raise SpecError(f"`{name}` is not valid JSON ({error}), got {value!r}") from error
+    try:
+        value = read_json(value)
+        items = value if isinstance(value, (list, tuple)) else ()
+        return [_writable(read_json(item)) for item in items] if items else _writable(value)
+    except SpecError as error:
+        raise SpecError(f"`{name}`: {error}") from error
+
+
+def _writable(value: Any) -> Any:
     if isinstance(value, Strategy) or callable(value):
         return to_spec(value)
     if isinstance(value, (list, tuple)):
-        return [_as_spec(name, item) for item in value]
-    return copy.deepcopy(value)
+        return [_writable(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _writable(item) for key, item in value.items()}
+    return plain(value)

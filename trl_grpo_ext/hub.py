@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
-from trl_grpo_ext._suggest import did_you_mean
-from trl_grpo_ext._validate import check_choice
+from trl_grpo_ext._strategy import check_size
+from trl_grpo_ext._suggest import shortened
+from trl_grpo_ext._validate import plain
 from trl_grpo_ext.errors import ConfigError, SpecError
-from trl_grpo_ext.specs import SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, from_spec, to_spec
+from trl_grpo_ext.kl import resolve_weighting
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, STRATEGY_FIELDS, build_field, to_spec
 
 STRATEGIES_FILE = "grpo_strategies.json"
 STATE_FILE = "grpo_strategy_state.json"
@@ -55,8 +57,18 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader, or a crash half-way, never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(_writable(content), indent=2) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def _writable(value: Any) -> Any:
+    """Return `value` as JSON and YAML can write it, in the worst case its text: no checkpoint is lost to a number."""
+    if isinstance(value, Mapping):
+        return {str(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_writable(item) for item in value]
+    value = plain(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else shortened(value)
 
 
 # Reading
@@ -81,29 +93,44 @@ def load_strategies(
 
         args = GRPOExtConfig(output_dir="out", beta=0.01, **load_strategies("user/model"))
     """
+    if not isinstance(repo_or_path, (str, Path)) or not str(repo_or_path).strip():
+        raise ConfigError(f"expected a folder, a file or a Hub repository, got {shortened(repo_or_path)}")
+    source = repr(str(repo_or_path))
     path = Path(repo_or_path)
-    remote = not path.exists()
+    remote = not _exists(path)
     file = _downloaded(str(repo_or_path), revision, token) if remote else _local(path, revision)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{STRATEGIES_FILE} of {str(repo_or_path)!r} is not valid JSON: {error}") from error
+        raise SpecError(f"{STRATEGIES_FILE} of {source} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{STRATEGIES_FILE} of {source} can't be read: {error.strerror}") from error
     if not isinstance(content, dict):
-        raise SpecError(f"{STRATEGIES_FILE} of {str(repo_or_path)!r} must hold an object, got {type(content).__name__}")
+        raise SpecError(f"{STRATEGIES_FILE} of {source} must hold an object, got {type(content).__name__}")
     specs = {name: spec for name, spec in content.items() if name != "_meta" and spec is not None}
     try:
+        check_size(specs)
         for name, spec in specs.items():
-            _check_field(name, spec, remote=remote, trust_remote_code=trust_remote_code)
+            build_field(name, spec, remote=remote, trust_remote_code=trust_remote_code)
     except ConfigError as error:
-        raise type(error)(f"{str(repo_or_path)!r}: {error}") from error
+        raise type(error)(f"{source}: {error}") from error
+    except RecursionError as error:  # JSON text in JSON text in JSON text
+        raise SpecError(f"{source}: the specs nest too deep") from error
     return specs
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL in it
+        return False
 
 
 def _local(path: Path, revision: str | None) -> Path:
     if revision is not None:
         raise ConfigError(f"{str(path)!r} is a local path, which has no `revision`, got {revision!r}")
     file = path / STRATEGIES_FILE if path.is_dir() else path
-    if not file.exists():
+    if not file.is_file():
         raise ConfigError(f"{str(path)!r} holds no {STRATEGIES_FILE}: it was not saved by trl-grpo-ext")
     return file
 
@@ -115,37 +142,10 @@ def _downloaded(repo_id: str, revision: str | None, token: str | bool | None) ->
         return Path(hf_hub_download(repo_id, STRATEGIES_FILE, revision=revision, token=token))
     except Exception as error:  # the client's and its transport's errors share no root
         at = f" at revision {revision!r}" if revision else ""
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
         raise ConfigError(
-            f"{repo_id!r} is no local path, and its {STRATEGIES_FILE}{at} can't be fetched: {reason}"
+            f"{shortened(repo_id)} is no local path, and its {STRATEGIES_FILE}{at} can't be fetched: {reason}"
         ) from error
-
-
-def _check_field(name: str, spec: Any, *, remote: bool, trust_remote_code: bool) -> list[Any]:
-    """Build what a field holds and return it as a list; raise for an unknown field or a spec that may not be built."""
-    if name in SETTINGS:
-        check_choice(name, spec, SETTINGS[name])
-        return [spec]
-    if name not in SPEC_FIELDS:
-        raise SpecError(f"unknown field {name!r}{did_you_mean(name, STRATEGY_FIELDS)}")
-    if remote and not trust_remote_code and _asks_for_code(spec):
-        raise SpecError(
-            f"`{name}` sets `trust_remote_code`, which would run code of a model's repository; read that code, then "
-            "pass `trust_remote_code=True` to allow it"
-        )
-    try:
-        return [
-            from_spec(item, family=SPEC_FIELDS[name], remote=remote, trust_remote_code=trust_remote_code)
-            for item in (spec if isinstance(spec, (list, tuple)) else [spec])
-        ]
-    except ConfigError as error:
-        raise type(error)(f"`{name}`: {error}") from error
-
-
-def _asks_for_code(spec: Any) -> bool:
-    if isinstance(spec, Mapping):
-        return bool(spec.get("trust_remote_code")) or any(map(_asks_for_code, spec.values()))
-    return isinstance(spec, (list, tuple)) and any(map(_asks_for_code, spec))
 
 
 # Publishing
@@ -167,15 +167,21 @@ def push_strategies(
     every field, so that they read back the same later. The repository is made if it is not there. `api` is a
     `huggingface_hub.HfApi` to go through, for an endpoint of your own.
 
-    Raises `ConfigError` before anything is sent if a spec is wrong.
+    Raises `ConfigError` before anything is sent if a spec, a combination or the repository's name is wrong.
 
     Example::
 
         push_strategies({"advantage": "rank", "kl": K3()}, "user/rank-and-k3")
     """
     from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     full = _full_specs(specs)
+    try:
+        validate_repo_id(repo_id or "")
+    except HFValidationError as error:
+        raise ConfigError(f"`repo_id` must name a Hub repository, as 'user/name', got {shortened(repo_id)}") from error
     api = HfApi(token=token) if api is None else api
     api.create_repo(repo_id, private=private, exist_ok=True, token=token)
     content = json.dumps(_content(full), indent=2) + "\n"
@@ -186,18 +192,31 @@ def push_strategies(
 
 
 def _full_specs(specs: Mapping[str, Any]) -> dict[str, Any]:
-    full: dict[str, Any] = {}
-    for name, spec in specs.items():
-        if spec is None:
-            continue
-        built = [
-            item if name in SETTINGS else to_spec(item)
-            for item in _check_field(name, spec, remote=False, trust_remote_code=True)
-        ]
-        full[name] = built if isinstance(spec, (list, tuple)) else built[0]
-    if not full:
-        raise ConfigError(f"there are no strategies to publish; fields: {', '.join(STRATEGY_FIELDS)}")
-    return full
+    """Build the strategies and return their specs with every field written out."""
+    if not isinstance(specs, Mapping):
+        raise ConfigError(
+            f"strategies must be given as a mapping of field to spec, such as {{'advantage': 'rank'}}; "
+            f"got {shortened(specs)}"
+        )
+    built = {name: build_field(name, spec) for name, spec in specs.items() if spec is not None}
+    empty = [name for name, strategy in built.items() if strategy == []]
+    if empty or not built:
+        what = f"`{empty[0]}` is an empty list" if empty else "there are no strategies to publish"
+        raise ConfigError(f"{what}; fields: {', '.join(STRATEGY_FIELDS)}")
+    _check_weighting(built)
+    return {
+        name: value if name in SETTINGS else [to_spec(s) for s in value] if name in LIST_FIELDS else to_spec(value)
+        for name, value in built.items()
+    }
+
+
+def _check_weighting(built: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if `kl_weighting` does not go with the KL: nobody could train with such a set."""
+    weighting = built.get("kl_weighting", "auto")
+    if built.get("kl") is not None:
+        resolve_weighting(built["kl"], weighting)
+    elif weighting != "auto":
+        raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. 'k3'")
 
 
 def strategies_card(specs: Mapping[str, Any], repo_id: str) -> str:
@@ -221,7 +240,7 @@ def card_section(specs: Mapping[str, Any], history: Iterable[Mapping[str, Any]] 
     `history` is the trainer's ``state.log_history``.
     """
     listed = ", ".join(f"{name} {number}" for name, number in versions().items())
-    text = yaml.safe_dump(dict(specs), sort_keys=False).strip()
+    text = yaml.safe_dump(_writable(specs), sort_keys=False).strip()
     table = _curves(list(history))
     return f"{CARD_HEADING}\n\nMade with {PACKAGE_LINK} ({listed}).\n\n```yaml\n{text}\n```\n{table}"
 

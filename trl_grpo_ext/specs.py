@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from trl_grpo_ext._strategy import FAMILIES, Strategy, build, dump, kinds, refuse_imports
+from trl_grpo_ext._strategy import FAMILIES, Strategy, build, dump, kinds, read_json, refuse_code
+from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext._validate import check_choice
+from trl_grpo_ext.errors import ConfigError, SpecError
 from trl_grpo_ext.kl.base import WEIGHTINGS
 
-__all__ = ["FAMILIES", "LIST_FIELDS", "SETTINGS", "SPEC_FIELDS", "STRATEGY_FIELDS", "from_spec", "kinds", "to_spec"]
+__all__ = [
+    "FAMILIES",
+    "LIST_FIELDS",
+    "SETTINGS",
+    "SPEC_FIELDS",
+    "STRATEGY_FIELDS",
+    "build_field",
+    "from_spec",
+    "kinds",
+    "to_spec",
+]
 
 SPEC_FIELDS = {
     "advantage": "advantage",
@@ -34,10 +47,10 @@ STRATEGY_FIELDS = (*SPEC_FIELDS, *SETTINGS)
 
 
 def from_spec(spec: Any, *, family: str, remote: bool = False, trust_remote_code: bool = False) -> Any:
-    """Build the strategy that `spec` describes. An object of the family is returned as it is.
+    """Build the strategy that `spec` describes, also as JSON text. An object of the family is returned as it is.
 
     `family` is one of `FAMILIES`. `remote` says that the spec was not written by the user (it comes from the Hub):
-    then import paths in it, at any depth, are refused unless `trust_remote_code`.
+    then import paths in it, and models with code of their own, are refused at any depth unless `trust_remote_code`.
 
     Raises `SpecError` (a ``ValueError``) with the nearest valid names for an unknown family, kind or field, and
     `ConfigError` for a value out of range.
@@ -48,7 +61,7 @@ def from_spec(spec: Any, *, family: str, remote: bool = False, trust_remote_code
     ZScore(eps=0.0001, ddof=0, scale='group')
     """
     if remote and not trust_remote_code:
-        with refuse_imports():
+        with refuse_code():
             return build(spec, family)
     return build(spec, family)
 
@@ -63,3 +76,29 @@ def to_spec(strategy: Strategy | Any) -> Any:
     {'kind': 'zscore', 'eps': 0.0001, 'ddof': 0, 'scale': 'group'}
     """
     return dump(strategy)
+
+
+def build_field(name: str, value: Any, *, remote: bool = False, trust_remote_code: bool = False) -> Any:
+    """Return what a field of a config or of a saved file holds: a strategy, for `LIST_FIELDS` a list, or a word.
+
+    `remote` and `trust_remote_code` are as in `from_spec`. Raises `ConfigError` that names the field.
+
+    >>> build_field("kl_log", "k1"), build_field("advantage", None)
+    ([K1()], None)
+    """
+    if name in SETTINGS:
+        check_choice(name, value, SETTINGS[name])
+        return value
+    if name not in SPEC_FIELDS:
+        raise SpecError(f"unknown field {name!r}{did_you_mean(str(name), STRATEGY_FIELDS)}")
+    if value is None:
+        return None
+    trust = {"remote": remote, "trust_remote_code": trust_remote_code}
+    try:
+        value = read_json(value)
+        if name not in LIST_FIELDS:
+            return from_spec(value, family=SPEC_FIELDS[name], **trust)
+        specs = value if isinstance(value, (list, tuple)) else [value]
+        return [from_spec(spec, family=SPEC_FIELDS[name], **trust) for spec in specs]
+    except ConfigError as error:
+        raise type(error)(f"`{name}`: {error}") from error

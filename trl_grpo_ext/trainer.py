@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,17 +18,19 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_grpo_ext import _trl, hub
+from trl_grpo_ext._outputs import checked_advantages
+from trl_grpo_ext._resume import check_resumed_strategies, read_object
 from trl_grpo_ext._strategy import Strategy
 from trl_grpo_ext._trainer_kl import KLMixin
 from trl_grpo_ext._trainer_reference import ReferenceMixin
 from trl_grpo_ext._trainer_rewards import RewardsMixin
 from trl_grpo_ext.advantages import AdvantageStrategy
 from trl_grpo_ext.batch import RewardBatch
-from trl_grpo_ext.config import GRPOExtConfig, build_field, check_settings
+from trl_grpo_ext.config import GRPOExtConfig, check_reward_names, check_settings
 from trl_grpo_ext.errors import ConfigError, SpecError, StateError
 from trl_grpo_ext.kl import K3, ExactKL
-from trl_grpo_ext.rewards import RewardWrapper, bind_rewards, is_async
-from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, from_spec, to_spec
+from trl_grpo_ext.rewards import AdapterRewardModel, RewardWrapper, bind_rewards, inner_functions, is_async
+from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field, from_spec, to_spec
 
 _trl.check_compatibility()
 
@@ -96,6 +98,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         if strategies["kl"] is not None:
             _trl.refuse_liger(args)
         reward_funcs = _reward_functions(reward_funcs, strategies.pop("rewards"))
+        _check_before_loading(strategies, reward_funcs, model, trl_args, trl_kwargs)
 
         with self._reference_chosen(strategies["reference"], model, args) as chosen:
             super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
@@ -109,17 +112,18 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
             raise ConfigError(
                 f"kl {self.kl!r} needs the whole output head, which {how} splits over processes; use 'k3'"
             )
-        self.strategy_specs = _specs(args, strategies)
         self._called = set()
         configured = any(strategy is not None for strategy in strategies.values())
-        if configured or any(isinstance(function, Strategy) for function in self.reward_funcs):
+        ours = configured or any(isinstance(function, Strategy) for function in reward_funcs or [])
+        self.strategy_specs = _specs(args, strategies, reward_funcs if ours else None)
+        if ours:
             self.reward_func_names: list[str] = _unique(self.reward_func_names)
             self._guarded = self.accelerator.num_processes > 1
         bind_rewards(self.reward_funcs, self.accelerator.unwrap_model(self.model), self.processing_class)
         against = self._set_up_reference(chosen)
-        if configured or self._reference is not None:
+        if ours or self._reference is not None:
             self.add_callback(_AfterStep(self))
-            logger.info("trl-grpo-ext: %s%s", json.dumps(self.strategy_specs) if configured else "no strategy", against)
+            logger.info("trl-grpo-ext: %s%s", json.dumps(self.strategy_specs) if ours else "no strategy", against)
 
     # Rewards and advantages
 
@@ -168,7 +172,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         """Return the `(N,)` advantages of the global batch, and make the logs tell of them."""
         self._warn_of(batch)
         advantage = self.advantage or self._stock_advantage()
-        advantages, metrics = advantage(batch)
+        advantages, metrics = checked_advantages(advantage, advantage(batch), len(batch.rewards))
         self._mark_called("advantage")
         metrics = {f"advantage/{name}": value for name, value in metrics.items()}
         infinite = batch.rewards.isinf()
@@ -200,7 +204,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         super()._save(output_dir, *args, **kwargs)
         if self.strategy_specs:
-            meta = {"reference": self._reference.name} if self._reference else {}
+            meta = {"reference": self._reference.name, "beta": self.args.beta} if self._reference else {}
             hub.write_strategies(output_dir or self.args.output_dir, self.strategy_specs, **meta)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -212,11 +216,11 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        stateful = self._stateful()
-        if checkpoint is None or not stateful:
+        if checkpoint is None:
             return
-        path = Path(checkpoint) / hub.STATE_FILE
-        saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        stateful = self._stateful()
+        saved = read_object(Path(checkpoint) / hub.STATE_FILE) if stateful else {}
+        check_resumed_strategies(checkpoint, self.strategy_specs, stateful.keys() & saved.keys(), self._reference)
         for name, strategy in stateful.items():
             if name not in saved:
                 raise StateError(
@@ -304,13 +308,46 @@ def _reward_functions(reward_funcs: Any, rewards: list[Any] | None) -> Any:
     return [_trl.awaited_reward(f) if isinstance(f, RewardWrapper) and is_async(f) else f for f in functions]
 
 
-def _specs(args: Any, strategies: dict[str, Any]) -> dict[str, Any]:
+def _check_before_loading(
+    strategies: dict[str, Any], reward_funcs: Any, model: Any, trl_args: Sequence[Any], trl_kwargs: dict[str, Any]
+) -> None:
+    """Raise `ConfigError` for what TRL's arguments say, before a model is loaded, can't be trained with."""
+    has_adapter = hasattr(model, "peft_config") or _trl.argument("peft_config", trl_args, trl_kwargs) is not None
+    if strategies["reference"] is not None:
+        strategies["reference"].check_adapter(has_adapter)
+    for part in (part for function in reward_funcs or [] for part in inner_functions(function)):
+        if isinstance(part, AdapterRewardModel) and not has_adapter:
+            raise ConfigError(
+                f"{part.__name__} needs a PEFT policy, whose backbone is frozen. Pass a `peft_config`, or use a "
+                "`RewardModel` of its own"
+            )
+        if hasattr(part, "check_source"):
+            part.check_source()
+    if _trl.argument("environment_factory", trl_args, trl_kwargs) is None:  # which may bring rewards of its own
+        check_reward_names(strategies["advantage"], _unique([_trl.reward_name(f) for f in reward_funcs or []]))
+
+
+def _specs(args: Any, strategies: dict[str, Any], reward_funcs: list[Any] | None) -> dict[str, Any]:
     """Return what a later run needs to use the same strategies: config field -> spec."""
     specs = args.strategy_specs() if isinstance(args, GRPOExtConfig) else {}
+    if "rewards" not in specs and reward_funcs:
+        specs.update(_portable_rewards(reward_funcs))
     for name, strategy in strategies.items():
         if strategy is not None:
             specs[name] = [_saved_spec(s) for s in strategy] if name in LIST_FIELDS else _saved_spec(strategy)
     return specs
+
+
+def _portable_rewards(reward_funcs: list[Any]) -> dict[str, Any]:
+    """Return the reward functions as specs, if all can be used where this script is not; else nothing."""
+    try:
+        specs = [to_spec(function) for function in reward_funcs]
+        for spec in specs:
+            from_spec(spec, family="reward", remote=True)
+    except ConfigError as error:
+        logger.info("The reward functions are not saved with the strategies: %s", error)
+        return {}
+    return {"rewards": specs}
 
 
 def _saved_spec(strategy: Any) -> Any:

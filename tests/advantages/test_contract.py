@@ -112,6 +112,12 @@ class TestSegmentsWithoutSignal:
 
 @every_strategy
 class TestNumbers:
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+    def test_any_integer_segments(self, row, strategy, dtype):
+        values, segments = scores(4, 5), torch.arange(20) // 5
+        expected = strategy.normalize(values, segments, lengths=some_lengths(20))
+        assert torch.equal(strategy.normalize(values, segments.to(dtype), lengths=some_lengths(20)), expected)
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     def test_any_float_in_float32_out(self, row, strategy, dtype):
         values, segments = scores(4, 5), torch.arange(20) // 5  # quarters: exact in every dtype

@@ -49,6 +49,11 @@ class TestAssignment:
         # Without the unscored 10: n = 3, r = 0, 1, 2: floor(2r/3) = 0, 0, 1. With it, 20 and 30 would be apart.
         assert cells([10, 20, 30, 40], [math.nan, 1.0, 2.0, 3.0], buckets=2) == [[20, 30], [40]]
 
+    @pytest.mark.parametrize("buckets", [6, 7, 10**9, 10**30])
+    def test_more_buckets_than_rows_tell_all_lengths_apart(self, buckets):
+        # r = 0, 1.5, 1.5, 3, 4 and n = 5, K >= 5: K/n >= 1, so that different ranks never meet
+        assert cells([10, 20, 20, 30, 40], buckets=buckets) == [[10], [20, 20], [30], [40]]
+
     def test_groups_are_cut_by_themselves(self):
         scopes = torch.tensor([5, 5, -1, -1])
         assert cells([1, 2, 100, 200], scopes=scopes, buckets=2) == [[1], [2], [100], [200]]
@@ -179,6 +184,11 @@ class TestScopes:
 
 
 class TestMetrics:
+    def test_are_no_more_than_rows(self):
+        output = LengthBucketed(buckets=10**30, min_size=10**30)(batch_of([1.0, 2.0, 5.0], lengths=[1, 2, 3]))
+        assert output.metrics["merged_fraction"] == 1.0  # and the smallest cell is never large enough
+        assert [name for name in output.metrics if name.startswith("bucket_")] == [f"bucket_{k}_size" for k in range(3)]
+
     def test_bucket_sizes_are_scored_rows_before_merging(self):
         batch = batch_of([1.0, None, 3.0, 0.0, 1.0, 2.0, 5.0, 0.0], 4, lengths=[1, 1, 50, 60, 2, 70, 80, 90])
         metrics = LengthBucketed(edges=[10, 65])(batch).metrics

@@ -213,6 +213,7 @@ INVALID = [
     (Mix, {"parts": [Rank()]}, "`parts[0]` must be (weight, strategy), got Rank()"),
     (Mix, {"parts": [(Rank(), 1.0)]}, "`parts[0]` must be (weight, strategy)"),
     (Mix, {"parts": [(-1.0, Rank())]}, "`parts[0][0]` must be >= 0, got -1.0"),
+    (Mix, {"parts": [(0, Rank()), (0.0, ZScore())]}, "one of the weights of `parts` must be > 0"),
     (Chain, {"strategy": 1}, "`strategy` must be an advantage strategy, got 1"),
     (Chain, {"strategy": Rank(), "transforms": Clip(1.0)}, "`transforms` must be a list of transforms"),
     (Clip, {"limit": 0}, "`limit` must be > 0, got 0"),

@@ -9,6 +9,7 @@ import yaml
 
 from trl_grpo_ext.cli import main
 
+LAUGHS = "a0: &a0 [x, x]\n" + "\n".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(9))
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "configs").glob("*.yaml"))
 
 
@@ -38,7 +39,7 @@ def test_five_planted_errors_are_found_in_one_go(tmp_path, capsys):
         "has no field 'epz'; did you mean 'eps'?",
         "`eps` must be >= 0, got -1.0",
         "unknown kl kind 'k9'; did you mean 'k3'",
-        "`num_generations` must be an integer or empty, got 'three'",
+        "`num_generations` must be an integer or empty (at least 1), got 'three'",
         "set both as `reward_funcs` and as `rewards`",
     ]
     for message in expected:
@@ -72,7 +73,7 @@ def test_five_planted_errors_are_found_in_one_go(tmp_path, capsys):
             ],
         ),
         ("advantage: {kind: length_bucketed, buckets: 2, edges: [1, 2]}", ["`edges`"]),
-        ("advantage: '{\"kind\": '", ["`advantage` is not valid JSON"]),
+        ("advantage: '{\"kind\": '", ["`advantage`: not valid JSON"]),
         ("kl: k3\nreference: adapter_off", ["`kl=K3(", "`reference=AdapterOff()` has no effect with `beta=0`"]),
         ("kl: k9\nadvantage: rnak\nscale_rewards: batch", ["'k9'", "'rnak'", "`kl` has no effect", "`scale_rewards`"]),
         ("advantage: rank\nscale_rewards: batch", ["replaces TRL's `scale_rewards`, which is set to 'batch'"]),
@@ -91,6 +92,36 @@ def test_five_planted_errors_are_found_in_one_go(tmp_path, capsys):
         ("load_in_4bit: true\nload_in_8bit: true", ["8 bit and 4 bit"]),
         ("num_proceses: 2", ["unknown key 'num_proceses'; did you mean 'num_processes'"]),
         ("strategies_from: 3", ["`strategies_from` must be text"]),
+        ("strategies_from: ''", ["expected a folder, a file or a Hub repository, got ''"]),
+        ("strategies_revision: main", ["`strategies_revision` has no effect without `strategies_from`"]),
+        ("per_device_train_batch_size: 4.0", ["must be an integer (at least 1), got 4.0; write 4"]),
+        ("seed: 5.0", ["`seed` must be an integer, got 5.0; write 5"]),
+        ("num_generations: 0", ["`num_generations` must be an integer or empty (at least 1), got 0"]),
+        ("gradient_accumulation_steps: -1", ["`gradient_accumulation_steps` must be an integer (at least 1), got -1"]),
+        ("learning_rate: .nan", ["`learning_rate` must be a finite number, got nan"]),
+        ("max_grad_norm: .inf", ["`max_grad_norm` must be a finite number, got inf"]),
+        ("beta: .nan\nkl: k3", ["`beta` must be a finite number (at least 0), got nan"]),
+        ("beta: -0.1\nkl: k3", ["`beta` must be a finite number (at least 0), got -0.1"]),
+        (
+            "rewards: [think_format_reward, accuracy_reward]\nreward_weights: [1, .inf]",
+            ["`reward_weights` must be a list (each a finite number) or empty"],
+        ),
+        ("rewards: think_format_reward\nreward_weights: [1e-1]", ["a list (each a finite number) or empty, got ['1e"]),
+        (
+            "reward_funcs: [think_format_reward]\nreward_weights: [1, 2]",
+            ["`reward_weights` must hold one number per reward function (1), got 2"],
+        ),
+        ("num_processes: two", ["`num_processes` must be an integer >= 1, got 'two'"]),
+        ("num_processes: 0", ["`num_processes` must be an integer >= 1, got 0"]),
+        (
+            "rewards: {kind: reward_model, model: m, bits: none}",
+            ["must be one of 4, 8, None, got 'none'; None is written null in YAML"],
+        ),
+        (f"advantage: {{kind: zscore, eps: {10**400}}}", ["`eps` must be >= 0, got 1000"]),
+        ("advantage: &a {kind: chain, strategy: *a}", ["must nest at most 50 deep"]),
+        ("rewards: ['{\"kind\": ']", ["`rewards[0]`: not valid JSON"]),
+        ("advantage: [rank, zscore]", ["`advantage`: a spec of family 'advantage' must be a kind"]),
+        ("rewards: ['.x:X']", ["cannot import '.x:X': TypeError"]),
     ],
 )
 def test_each_wrong_value_or_combination_is_named(tmp_path, capsys, text, messages):
@@ -107,6 +138,16 @@ def test_each_wrong_value_or_combination_is_named(tmp_path, capsys, text, messag
         ("advantage: rank\nadvantage: zscore", "line 2 is not valid YAML: key 'advantage' stands twice"),
         ("advantage: {kind: [", "is not valid YAML"),
         ("- rank", "must hold a YAML mapping, got list"),
+        ("kl: k3\nx: 2020-13-45", "line 2 is not valid YAML: '2020-13-45' can't be read as timestamp"),
+        ("seed: 0x_", "'0x_' can't be read as int"),
+        (f"seed: {'9' * 5000}", "can't be read as int"),
+        ("x: !!int abc", "'abc' can't be read as int"),
+        ("x: !!bool maybe", "'maybe' can't be read as bool"),
+        ("x: !!timestamp foo", "'foo' can't be read as timestamp"),
+        (f"x: {'[' * 3000}", "it nests too deep"),
+        (LAUGHS, "hold at most 10000 values"),
+        ("1: a\ntrue: b", "line 2 is not valid YAML: keys 1 and True clash"),
+        ("? {a: 1}\n: b", "is not a word"),
     ],
 )
 def test_a_file_that_is_no_config_is_one_line(tmp_path, capsys, text, message):
@@ -134,6 +175,28 @@ def test_batch_sizes_are_checked_for_the_processes_that_will_train(tmp_path, cap
     assert check(tmp_path, capsys, text)[0] == 2
     assert check(tmp_path, capsys, text, "--num_processes", "2")[0] == 0
     assert check(tmp_path, capsys, f"{text}\nnum_processes: 2")[0] == 0
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_a_number_of_processes_that_is_none(tmp_path, capsys, count):
+    status, _, problems = check(tmp_path, capsys, "num_generations: 16", "--num_processes", count)
+    assert (status, len(problems)) == (2, 1)
+    assert "`num_processes` must be an integer >= 1, got " in problems[0]
+
+
+def test_rewards_are_printed_as_written(tmp_path, capsys):
+    rewards = ["tests.test_specs:an_object", '{"kind": "tests.test_specs:a_lambda"}']
+    status, out, problems = check(tmp_path, capsys, yaml.safe_dump({"rewards": rewards, "reward_weights": [1.0, 0.5]}))
+    assert (status, problems) == (0, [])
+    assert yaml.safe_load(out)["rewards"] == ["tests.test_specs:an_object", "tests.test_specs:a_lambda"]
+
+
+def test_numbers_that_yaml_takes_for_text(tmp_path, capsys):
+    text = "advantage: {kind: mix, parts: [[1e-1, rank], [1, {kind: length_bucketed, edges: [1e1, 20]}]]}"
+    status, out, problems = check(tmp_path, capsys, text)
+    assert (status, problems) == (0, [])
+    ((weight, _), (_, bucketed)) = yaml.safe_load(out)["advantage"]["parts"]
+    assert (weight, bucketed["edges"]) == (0.1, [10.0, 20])
 
 
 def test_settings_of_the_machine_are_left_to_it(tmp_path, capsys):

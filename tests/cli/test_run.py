@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -15,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from trl.scripts import grpo
 
+import trl_grpo_ext
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, hub
 from trl_grpo_ext.cli import main
 from trl_grpo_ext.cli._patch import patched
@@ -142,6 +144,39 @@ def test_the_patch_covers_every_way_to_ask_and_goes_away():
     assert (grpo_trainer.GRPOTrainer, grpo_config.GRPOConfig) == stock
 
 
+def test_strategies_as_json_text(tmp_path):
+    from trl_grpo_ext.cli.run import read_strategies
+
+    file = tmp_path / "s.yaml"
+    file.write_text('advantage: \'{"kind": "rank"}\'\nbeta: 1e-2')
+    with patched(read_strategies(str(file))) as use:
+        assert use == {}
+        args = trl.GRPOConfig(str(tmp_path), beta=0.01, advantage=read_strategies(str(file))["advantage"], use_cpu=True)
+    assert args.advantage == {"kind": "rank"}
+
+
+def test_a_script_that_uses_our_own_trainer(tmp_path, tiny_model_dir):
+    from tests.tiny import arguments, digits, prompts
+
+    stock = trl_grpo_ext.GRPOExtTrainer, trl_grpo_ext.trainer.GRPOExtTrainer
+    for name in ("trl_grpo_ext", "trl_grpo_ext.trainer"):
+        with patched({"advantage": "rank"}) as use:
+            trainer_class = importlib.import_module(name).GRPOExtTrainer
+            args = arguments(GRPOExtConfig, tmp_path, report_to="none")
+            trainer = trainer_class(tiny_model_dir, digits, args, train_dataset=prompts())
+            assert repr(trainer.advantage) == "Rank()"
+        assert use == {"put in": {"advantage"}, "sets": set()}
+    assert (trl_grpo_ext.GRPOExtTrainer, trl_grpo_ext.trainer.GRPOExtTrainer) == stock
+
+
+def test_our_names_stay_lazy(monkeypatch):
+    monkeypatch.delitem(vars(trl_grpo_ext), "GRPOExtTrainer")
+    with patched():
+        assert trl_grpo_ext.GRPOExtTrainer is trl.GRPOTrainer
+    assert "GRPOExtTrainer" not in vars(trl_grpo_ext)
+    assert trl_grpo_ext.GRPOExtTrainer is GRPOExtTrainer
+
+
 def test_the_scripts_config_is_not_changed(tmp_path, tiny_model_dir):
     from tests.tiny import arguments, digits, prompts
 
@@ -158,6 +193,11 @@ def test_the_scripts_config_is_not_changed(tmp_path, tiny_model_dir):
         ("advantege: rank\nkl: k9", ["unknown key 'advantege'; did you mean 'advantage'", "unknown kl kind 'k9'"]),
         ("learning_rate: 1", ["unknown key 'learning_rate'"]),
         ("advantage: {kind: zscore, eps: -1}", ["`eps` must be >= 0"]),
+        ('advantage: \'{"kind": "rnak"}\'', ["unknown advantage kind 'rnak'"]),
+        ("beta: abc", ["`beta` must be >= 0, got 'abc'"]),
+        ("beta: [1]\nkl_weighting: 3", ["`beta` must be >= 0, got [1]", "`kl_weighting` must be one of"]),
+        ("beta: true\nkl_placement: both", ["`beta` must be >= 0, got True", "`kl_placement` must be one of"]),
+        ("beta: .nan", ["`beta` must be >= 0, got nan"]),
     ],
 )
 def test_wrong_strategies_stop_before_the_script_starts(tmp_path, capsys, content, messages):
@@ -182,6 +222,9 @@ def test_other_mistakes_and_exits(tmp_path, capsys, strategies):
     assert stopped.value.code == 2
     assert "unknown argument '--steps'; the script's own arguments go after `--`" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "none.py")]) == 2
+    for flags in ([], ["--strategies", strategies]):
+        assert main(["run", str(script), "--strategies_revision", "main", *flags]) == 2
+        assert "needs `--strategies` to be a Hub repository" in capsys.readouterr().err
     script.write_text("pass")
     assert main(["run", str(script), "--strategies", strategies]) == 2
     assert "built no GRPOTrainer, so the strategies were not used" in capsys.readouterr().err

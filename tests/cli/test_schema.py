@@ -94,6 +94,13 @@ def test_the_schema_command_writes_it(tmp_path, capsys):
     assert json.loads(file.read_text())["additionalProperties"] is False
 
 
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "schema.json", "File exists")):
+        assert main(["schema", "--output", str(place)]) == 2
+        assert capsys.readouterr().err == f"trl-grpo-ext schema: cannot write '{place}': {reason}\n"
+
+
 def test_strategies_lists_every_kind_with_its_fields(capsys):
     assert main(["strategies"]) == 0
     text = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,59 @@ def test_the_launch_command_starts_the_worker(monkeypatch):
     assert args.training_script_args == ["--config", "x.yaml"]
 
 
+class TestInterrupted:
+    """Ctrl-C here, or in a process that was started: one line, the shell's status, and nobody left behind."""
+
+    def run(self, monkeypatch, launch_command):
+        from accelerate.commands import launch as accelerate_launch
+
+        monkeypatch.setattr(accelerate_launch, "launch_command", launch_command)
+        monkeypatch.setattr(train, "PATIENCE", 0.2)
+        monkeypatch.setattr(train, "run", lambda args: train.launch(["--num_processes", "1"], []))
+        return main(["train"])
+
+    def test_here(self, monkeypatch, capsys):
+        started = []
+
+        def launch_command(args):
+            started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+            raise KeyboardInterrupt
+
+        assert self.run(monkeypatch, launch_command) == 130
+        assert capsys.readouterr().err == "trl-grpo-ext train: interrupted\n"
+        assert started[0].poll() is not None
+
+    @pytest.mark.parametrize("status", [130, -2])
+    def test_there(self, monkeypatch, capsys, status):
+        def launch_command(args):
+            raise subprocess.CalledProcessError(status, "worker")
+
+        assert self.run(monkeypatch, launch_command) == 130
+        assert capsys.readouterr().err == "trl-grpo-ext train: interrupted\n"
+
+    def test_several_processes(self, monkeypatch, capsys):
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        def ended_by(received):
+            def launch_command(args):
+                raise SignalException("got a signal", received)
+
+            return launch_command
+
+        assert self.run(monkeypatch, ended_by(signal.SIGINT)) == 130
+        assert self.run(monkeypatch, ended_by(signal.SIGTERM)) == 143
+
+    def test_a_worker_leaves_the_line_to_its_parent(self, monkeypatch, capsys):
+        from trl_grpo_ext.cli import _worker
+
+        def interrupted(argv):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(_worker, "train", interrupted)
+        assert _worker.main() == 130
+        assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("values", "flags", "messages"),
     [
@@ -138,7 +192,14 @@ def test_the_launch_command_starts_the_worker(monkeypatch):
         ({}, ["--learning_rate", "fast"], ["argument --learning_rate", "fast"]),
         ({}, ["stray"], ["unexpected argument 'stray'"]),
         ({}, ["--num_processes"], ["expected a value after `--num_processes`"]),
-        ({}, ["--num_processes", "two"], ["`num_processes` must be an integer, got 'two'"]),
+        ({}, ["--num_processes", "two"], ["`num_processes` must be an integer >= 1, got 'two'"]),
+        ({}, ["--num_processes", "0"], ["`num_processes` must be an integer >= 1, got 0"]),
+        ({"num_processes": "two"}, [], ["`num_processes` must be an integer >= 1, got 'two'"]),
+        ({"per_device_train_batch_size": 8.0}, [], ["must be an integer (at least 1), got 8.0; write 8"]),
+        ({}, ["--num_generations", "0"], ["`num_generations` must be an integer or empty (at least 1), got 0"]),
+        ({"output_dir": "/proc/nope"}, [], ["`output_dir`: cannot write to '/proc/nope': No such file"]),
+        ({}, ["--output_dir", __file__], ["`output_dir`: cannot write to", "File exists"]),
+        ({"strategies_revision": "main"}, [], ["`strategies_revision` has no effect without `strategies_from`"]),
         ({}, ["--accelerate_config", "zero33"], ["did you mean 'zero3'"]),
         ({"advantage": "rnak", "kl": "k9"}, [], ["did you mean 'rank'", "unknown kl kind 'k9'"]),
         ({}, ["--advantage", '{"kind": "zscore", "epz": 1}'], ["has no field 'epz'; did you mean 'eps'"]),
@@ -153,7 +214,7 @@ def test_errors_come_before_anything_is_loaded(write, launched, capsys, values, 
     assert all(line.startswith("trl-grpo-ext train: ") for line in lines)
     for message in messages:
         assert any(message in line for line in lines), (message, lines)
-    assert len(lines) == len(messages) or "fast" in messages
+    assert len(lines) == len(messages) or "fast" in messages or "File exists" in messages
     assert launched == []
 
 

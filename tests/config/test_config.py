@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import yaml
 from trl import GRPOConfig, TrlParser
@@ -71,6 +72,27 @@ def test_objects_become_specs_and_inputs_are_not_kept(tmp_path):
     assert config(tmp_path, advantage=Rank()).advantage == to_spec(Rank())
 
 
+def test_what_a_mapping_holds_is_made_writable_but_its_text_is_not_read(tmp_path):
+    """Objects and numpy scalars inside; a chat template starts like JSON and is none."""
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    args = arguments(
+        GRPOExtConfig,
+        tmp_path,
+        advantage={"kind": "mix", "parts": [[np.float32(0.5), Rank()], [1, '{"kind": "zscore"}']]},
+        rewards=[
+            '{"kind": "reward_model", "model": "org/m"}',
+            {"kind": "reward_model", "model": "x/y", "chat_template": template},
+        ],
+    )
+    assert args.advantage["parts"][0] == [0.5, {"kind": "rank"}]
+    assert type(args.advantage["parts"][0][0]) is float
+    assert args.rewards == [
+        {"kind": "reward_model", "model": "org/m"},
+        {"kind": "reward_model", "model": "x/y", "chat_template": template},
+    ]
+    json.dumps(args.to_dict(), default=str)
+
+
 def test_the_config_survives_a_round_trip_through_its_dict(tmp_path):
     made = config(tmp_path, advantage=NESTED, kl="k2", beta=0.1)
     fields = {name: made.to_dict()[name] for name in ("advantage", "kl", "beta", "use_bias_correction_kl")}
@@ -87,7 +109,7 @@ def test_the_config_survives_a_round_trip_through_its_dict(tmp_path):
         ({"advantage": {"kind": "zscore", "ddof": 2}}, r"`ddof` must be one of 0, 1, got 2"),
         ({"advantage": {"eps": 1.0}}, r"needs a `kind`"),
         ({"advantage": 3}, r"must be a kind, a mapping"),
-        ({"advantage": "{not json"}, r"`advantage` is not valid JSON"),
+        ({"advantage": "{not json"}, r"`advantage`: not valid JSON"),
         ({"advantage": "os.path:join"}, r"must be a strategy class of family 'advantage'"),
         ({"advantage": "no_such_module_here:X"}, r"cannot import 'no_such_module_here:X'"),
         ({"kl": "k3"}, r"`kl=K3\(.*\)` has no effect with `beta=0`"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,7 +17,19 @@ from trl_grpo_ext import ConfigError, Rank, SpecError, ZScore, from_spec, hub
 from trl_grpo_ext.cli import main
 
 ROOT = Path(__file__).parents[2]
+DEEP = '{"kind": "chain", "strategy": ' * 300 + '"rank"' + "}" * 300
+TRUSTING = '{"kind": "reward_model", "model": "a/b", "trust_remote_code": true}'
 SPECS = {"advantage": {"kind": "zscore", "ddof": 0, "eps": 1e-6}, "kl": "k2", "kl_weighting": "detached"}
+
+
+def within_text(times):
+    """Specs that nest 40 deep, as text within specs that nest 40 deep, and so on."""
+    spec = "rank"
+    for _ in range(times):
+        for _ in range(40):
+            spec = {"kind": "chain", "strategy": spec}
+        spec = json.dumps(spec)
+    return spec
 
 
 @pytest.fixture
@@ -84,13 +97,24 @@ def test_an_earlier_commit_is_loaded_by_its_revision(server):
         ({"shaping": {"kind": "pairwise_win_rate", "judge": "tests.hub.trap:judge"}}, "trust_remote_code=True"),
         ({"rewards": {"kind": "reward_model", "model": "a/b", "trust_remote_code": True}}, "sets `trust_remote_code`"),
         ({"kl_weighting": "ratoi"}, "`kl_weighting` must be one of"),
+        ({"advantage": {"kind": "zscore", "eps": 10**400}}, "`eps` must be >= 0, got 1000"),
+        (
+            {"advantage": {"kind": "zscore", "ddof": "1"}},
+            "'someone/set': `advantage`: .*`ddof` must be one of",
+        ),
+        ({"rewards": {"kind": "reward_model", "model": "m", "bits": "none"}}, "`bits` must be one of 4, 8, None, got"),
+        (f'{{"advantage": {DEEP}}}', "'someone/set': lists and mappings must nest at most 50 deep"),
+        ({"advantage": within_text(7)}, "'someone/set': the specs nest too deep"),
+        ({"rewards": TRUSTING}, "sets `trust_remote_code`"),
+        ({"rewards": [{"kind": "clip_reward", "low": 0, "high": 1, "inner": TRUSTING}]}, "sets `trust_remote_code`"),
         ([1], "must hold an object"),
         ("{oops", "not valid JSON"),
     ],
 )
 def test_what_comes_from_the_hub_is_checked_and_never_executed(server, content, message):
     server.put("someone/set", {hub.STRATEGIES_FILE: content})
-    with pytest.raises(SpecError if "one of" not in message and ">=" not in message else ConfigError, match=message):
+    out_of_range = "one of" in message or ">=" in message
+    with pytest.raises(ConfigError if out_of_range else SpecError, match=message):
         hub.load_strategies("someone/set")
     assert "tests.hub.trap" not in sys.modules
 
@@ -112,18 +136,56 @@ def test_a_missing_repository_and_a_folder_without_strategies_are_one_line(serve
         hub.load_strategies(tmp_path, revision="main")
 
 
-def test_wrong_specs_are_not_published(server):
-    for specs, message in [({"advantage": "rnak"}, "did you mean 'rank'"), ({}, "no strategies to publish")]:
-        with pytest.raises(ConfigError, match=message):
-            hub.push_strategies(specs, "someone/set", api=api(server))
+@pytest.mark.parametrize("source", [None, "", 3, "x" * 5000, "a\0b"], ids=lambda x: str(x)[:5])
+def test_what_names_no_place_is_one_line(source):
+    with pytest.raises(ConfigError, match=r"expected a folder|is no local path") as caught:
+        hub.load_strategies(source)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path):
+    (tmp_path / hub.STRATEGIES_FILE).mkdir()
+    with pytest.raises(ConfigError, match=r"holds no grpo_strategies\.json"):
+        hub.load_strategies(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ({"advantage": "rnak"}, "did you mean 'rank'"),
+        ({}, "no strategies to publish"),
+        ("rank", "must be given as a mapping of field to spec, .* got 'rank'"),
+        ({"advantage": ["rank", "zscore"]}, r"`advantage`: .* got \['rank', 'zscore'\] of type list"),
+        ({"rewards": []}, "`rewards` is an empty list"),
+        ({"kl": "k1", "kl_weighting": "none"}, "it would regularise nothing"),
+        ({"kl_weighting": "ratio"}, "`kl_weighting='ratio'` has no effect without `kl`"),
+    ],
+)
+def test_wrong_specs_are_not_published(server, specs, message):
+    with pytest.raises(ConfigError, match=message):
+        hub.push_strategies(specs, "someone/set", api=api(server))
     assert server.requests == []
 
 
-def test_the_push_command_publishes_the_strategies_of_a_config(server, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("repo_id", [None, "", "a b", "a/b/c", 3])
+def test_a_wrong_name_is_refused_before_anything_is_sent(server, repo_id):
+    with pytest.raises(ConfigError, match="`repo_id` must name a Hub repository, as 'user/name', got"):
+        hub.push_strategies({"advantage": "rank"}, repo_id, api=api(server))
+    assert server.requests == []
+
+
+@pytest.fixture
+def client(server, monkeypatch):
+    """The command's client, with the loopback Hub as its endpoint."""
     import huggingface_hub
+
+    import trl_grpo_ext.cli._problems  # noqa: F401  # transformers reads HfApi when it is loaded
 
     client = api(server)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda **kwargs: client)
+
+
+def test_the_push_command_publishes_the_strategies_of_a_config(client, tmp_path, capsys):
     config = tmp_path / "run.yaml"
     config.write_text("model_name_or_path: x\nbeta: 0.1\nadvantage: rank\nkl: k3\n")
     assert main(["push", str(config), "someone/from-yaml"]) == 0
@@ -131,6 +193,38 @@ def test_the_push_command_publishes_the_strategies_of_a_config(server, tmp_path,
     assert set(hub.load_strategies("someone/from-yaml")) == {"advantage", "kl"}
     assert main(["push", "someone/from-yaml", "someone/copy"]) == 0
     assert hub.load_strategies("someone/copy") == hub.load_strategies("someone/from-yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewrds: x\nadvantage: rank", "unknown key 'rewrds'; did you mean 'rewards'"),
+        ('kl: \'{"kind": "k9"}\'', "`kl`: unknown kl kind 'k9'"),
+        ("rewards: ['no_such:f', 'nor_this:f']", "`rewards[1]`: cannot import 'nor_this:f'"),
+    ],
+)
+def test_a_config_with_mistakes_is_not_published(tmp_path, capsys, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    assert main(["push", str(tmp_path / "run.yaml"), "someone/set"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_push_command_finds_modules_of_the_working_folder(client, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_to_push.py").write_text("def score(completions, **columns): ...")
+    (tmp_path / "run.yaml").write_text('rewards: [\'{"kind": "mine_to_push:score"}\']\nnum_processes: 2')
+    assert main(["push", "run.yaml", "someone/set"]) == 0
+    assert json.loads(server.commits["someone/set"][-1][hub.STRATEGIES_FILE])["rewards"] == ["mine_to_push:score"]
+
+
+def test_nothing_that_a_spec_holds_stops_the_card_or_the_file(tmp_path):
+    specs = {"advantage": {"kind": "zscore", "eps": np.float64(0.5), 3: {1, 2}}, "beta": np.float32(0.5), "x": object}
+    hub.write_strategies(tmp_path, specs)
+    written = json.loads((tmp_path / hub.STRATEGIES_FILE).read_text())
+    shown = yaml.safe_load(hub.card_section(specs).split("```yaml\n")[1].split("```")[0])
+    assert {**shown, "_meta": written["_meta"]} == written
+    assert shown == {"advantage": {"kind": "zscore", "eps": 0.5, "3": "{1, 2}"}, "beta": 0.5, "x": "<class 'object'>"}
 
 
 def test_the_card_shows_headline_curves():

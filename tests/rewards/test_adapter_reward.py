@@ -114,6 +114,16 @@ def test_a_quantized_policy_scores_quantized(tiny_model_dir, adapter_dir):
     assert reward(*batch) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_policy_placed_by_a_device_map(tiny_model_dir, adapter_dir):
+    from accelerate import dispatch_model
+
+    policy, batch = policy_on(tiny_model_dir), texts(8)
+    dispatch_model(policy.get_base_model(), {"": "cpu"}, force_hooks=True)  # as over several devices
+    reward = AdapterRewardModel(adapter_dir)
+    reward.bind(policy, tokenizer_of(tiny_model_dir))
+    assert reward(*batch) == pytest.approx(stand_alone(tiny_model_dir, adapter_dir, *batch), abs=1e-5)
+
+
 @pytest.mark.parametrize("changes", [{"use_dora": True}, {"use_rslora": True, "rank_pattern": {"q_proj": 2}}], ids=str)
 def test_other_kinds_of_lora(tiny_model_dir, tmp_path, changes):
     adapter = train_reward(tiny_model_dir, tmp_path, peft_config=reward_lora(**changes), steps=5)
@@ -227,9 +237,9 @@ def test_pickle_spec_and_bad_values(adapter_dir, tiny_model_dir):
     assert copy == reward
     assert copy.state.policy is None
     assert from_spec(to_spec(reward), family="reward") == reward
-    for options in ({"any_base": 1}, {"token_budget": 0}, {"label": 1.5}):
-        with pytest.raises(ConfigError):
-            AdapterRewardModel("adapter", **options)
+    for options in ({"any_base": 1}, {"token_budget": 0}, {"label": 1.5}, {"tokenizer": 3}, {"adapter": []}):
+        with pytest.raises(ConfigError, match=f"`{next(iter(options))}` must be"):
+            AdapterRewardModel(**{"adapter": "adapter", **options})
     wide = AdapterRewardModel(adapter_dir, label=1)
     with pytest.raises(ConfigError, match="has 1 outputs"):
         wide.bind(policy_on(tiny_model_dir), None)

@@ -9,11 +9,12 @@ import threading
 import time
 
 import pytest
+import torch
 
 from tests.rewards.test_wrappers import call, half
 from trl_grpo_ext.errors import ConfigError, RewardError
-from trl_grpo_ext.rewards import LengthPenalty, RetryReward, RewardWrapper
-from trl_grpo_ext.rewards.limits import interrupt_after
+from trl_grpo_ext.rewards import LengthPenalty, RetryReward, RewardGuard, RewardWrapper, ScaleReward, limits, retry
+from trl_grpo_ext.rewards.limits import call_within, interrupt_after, run_async
 
 
 class Flaky:
@@ -43,6 +44,18 @@ class AsyncFlaky(Flaky):
         return [1.0] * len(completions)
 
 
+class Lazy(Flaky):
+    """Returns a generator, so that it fails while its scores are read."""
+
+    def __call__(self, completions, **kwargs):
+        return (score for _ in [0] for score in super(Lazy, self).__call__(completions, **kwargs))
+
+
+class AsyncLazy(Lazy):
+    async def __call__(self, completions, **kwargs):
+        return super().__call__(completions, **kwargs)
+
+
 class Stubborn(Flaky):
     """An async function that refuses to be cancelled."""
 
@@ -54,7 +67,7 @@ class Stubborn(Flaky):
         return [1.0] * len(completions)
 
 
-@pytest.mark.parametrize("inner", [Flaky, AsyncFlaky])
+@pytest.mark.parametrize("inner", [Flaky, AsyncFlaky, Lazy, AsyncLazy])
 def test_a_try_that_works_counts(inner, caplog):
     metrics = []
     reward = RetryReward(inner(failures=2), retries=2, timeout=30.0)
@@ -63,12 +76,13 @@ def test_a_try_that_works_counts(inner, caplog):
     assert reward.counts == {"failed_tries": 2}
     name = f"retry_reward({inner.__name__})"
     assert metrics == [(f"{name}/failed_tries", 2.0), (f"{name}/unscored_batches", 0.0)]
-    assert "failed (try 2 of 3): ConnectionError: busy" in caplog.text
+    error = f"ReadingError: reward function '{inner.__name__}' raised " if issubclass(inner, Lazy) else ""
+    assert f"failed (try 2 of 3): {error}ConnectionError: busy" in caplog.text
     assert call(reward) == [1.0] * 4
     assert reward.inner.calls == 4
 
 
-@pytest.mark.parametrize("inner", [Flaky, AsyncFlaky])
+@pytest.mark.parametrize("inner", [Flaky, AsyncFlaky, Lazy, AsyncLazy])
 def test_out_of_tries_leaves_the_batch_unscored(inner, caplog):
     metrics = {}
     reward = RetryReward(inner(failures=9), retries=1, timeout=30.0)
@@ -98,10 +112,34 @@ def test_a_hang_ends_after_the_timeout(inner):
     assert reward.counts["timeouts"] == 2
 
 
-def test_a_hang_then_an_answer():
-    reward = RetryReward(Flaky(failures=1, hang=60.0), retries=1, timeout=1.0)
+@pytest.mark.parametrize("inner", [Flaky, Lazy])
+def test_a_hang_then_an_answer(inner):
+    reward = RetryReward(inner(failures=1, hang=60.0), retries=1, timeout=1.0)
     assert call(reward) == [1.0] * 4
     assert reward.counts == {"failed_tries": 1, "timeouts": 1}
+
+
+@pytest.mark.parametrize("inner", [Flaky, AsyncFlaky])
+def test_a_timeout_that_means_no_limit(inner):
+    reward = RetryReward(inner(failures=1), retries=1, timeout=1e10)
+    assert call(reward) == [1.0] * 4
+    assert reward.counts == {"failed_tries": 1}
+
+
+@pytest.mark.parametrize(("inner", "wait"), [(Flaky, "call_within"), (AsyncFlaky, "await_within")])
+def test_an_error_of_the_waiting_is_no_failure_of_the_function(inner, wait, monkeypatch):
+    def broken(*args, **kwargs):
+        raise OverflowError("timestamp out of range")
+
+    monkeypatch.setattr(retry, wait, broken)
+    with pytest.raises(OverflowError, match="timestamp"):
+        call(RetryReward(inner(failures=0), retries=1, timeout=1.0))
+
+
+def test_a_failure_deeper_down_is_retried_whoever_names_it():
+    reward = RetryReward(ScaleReward(LengthPenalty(Lazy(failures=1), alpha=0.0, target=0)), retries=1, timeout=30.0)
+    assert call(reward) == [1.0] * 4
+    assert reward.counts == {"failed_tries": 1}
 
 
 def test_log_entries_of_failed_tries_are_dropped():
@@ -169,3 +207,52 @@ def test_interrupt_after_has_no_limit_in_other_threads():
     thread.start()
     thread.join()
     assert results == ["done"]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_interrupt_after_waits_as_long_as_a_thread_can():
+    assert interrupt_after(1e10, lambda: time.sleep(0.05) or "done") == "done"
+
+
+def test_the_trainers_limit_holds_while_scores_are_read():
+    guard = RewardGuard([Lazy(failures=1, hang=30.0)], ["lazy"], rank=0, seconds=0.2)
+    start = time.monotonic()
+    assert guard.functions[0](completions=["c"]) == [None]
+    assert guard.failures == ["reward function 'lazy' failed on process 0: TimeoutError: no scores within 0.2 s"]
+    assert time.monotonic() - start < 25
+
+
+# Threads
+
+
+def test_a_call_in_a_thread_has_the_gpu_of_its_process(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: chosen.append((gpu, threading.current_thread())))
+    thread = call_within(5.0, threading.current_thread)
+    assert chosen == [(3, thread)]
+    assert thread is not threading.current_thread()
+
+
+def test_run_async_works_where_a_loop_runs_and_keeps_its_own():
+    async def loop_of(value):
+        await asyncio.sleep(0)
+        return value, asyncio.get_running_loop()
+
+    async def notebook():
+        return run_async(loop_of, "there")
+
+    there, here = asyncio.run(notebook()), run_async(loop_of, value="here")
+    assert (there[0], here[0]) == ("there", "here")
+    assert here[1] is there[1]
+    assert here[1].is_running()
+
+
+def test_run_async_has_another_loop_after_a_fork(monkeypatch):
+    async def loop():
+        return asyncio.get_running_loop()
+
+    before = run_async(loop)
+    monkeypatch.setattr(limits.os, "getpid", lambda: -1)
+    assert run_async(loop) is not before

@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import random
+import threading
+import time
 import warnings
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +21,7 @@ from tests.rewards.models import ARCHITECTURES, CHAT_TEMPLATE
 from tests.tiny import ALPHABET, PROMPTS, arguments, prompts
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import CompatibilityError, ConfigError
-from trl_grpo_ext.rewards import LengthPenalty, RewardModel
+from trl_grpo_ext.rewards import LengthPenalty, RewardModel, quantized
 from trl_grpo_ext.specs import from_spec, to_spec
 
 
@@ -79,8 +81,9 @@ def test_equals_trl_on_conversational_prompts(reward_dir, tmp_path):
         stock, abs=1e-4
     )
     (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
-    from_file = RewardModel(reward_dir, bits=None, chat_template=str(tmp_path / "chat.jinja"))
-    assert from_file(*batch) == pytest.approx(stock, abs=1e-4)
+    for file in (tmp_path / "chat.jinja", str(tmp_path / "chat.jinja")):
+        from_file = RewardModel(reward_dir, bits=None, chat_template=file)
+        assert from_file(*batch) == pytest.approx(stock, abs=1e-4)
 
 
 # Quantization
@@ -179,6 +182,11 @@ def test_the_models_own_limit_holds_without_max_length(classifier_dir):
         assert reward(["a"], ["b" * 500])[0] is not None
         limit = {"B": 128, "R": 127}[architecture[0]]  # RoBERTa's positions start behind the padding index
         assert reward(["a"], ["b" * limit]) == reward(["a"], ["b" * (limit + 9)])
+        assert RewardModel(reward.model, bits=None, max_length=limit)(["a"], ["b" * 500])[0] is not None
+        with pytest.raises(ConfigError, match=f"`max_length` must be <= {limit}, the most that .* got {limit + 1}"):
+            RewardModel(reward.model, bits=None, max_length=limit + 1).load()
+    rotary = classifier_dir("LlamaForSequenceClassification")  # computes positions, so it can go beyond what it says
+    assert RewardModel(rotary, bits=None, max_length=10**5)(["a"], ["b"])[0] is not None
 
 
 def test_pad_equal_to_eos_reads_the_last_real_token(reward_dir, tmp_path):  # CASES 30
@@ -211,7 +219,7 @@ def test_a_template_that_refuses_is_an_error_that_names_the_model(reward_dir):
         RewardModel(reward_dir, bits=None, chat_template="nowhere.jinja").load()
 
 
-def test_special_tokens_on_request(classifier_dir, tmp_path):
+def test_special_tokens_on_request(classifier_dir, tmp_path, monkeypatch):
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
@@ -231,6 +239,8 @@ def test_special_tokens_on_request(classifier_dir, tmp_path):
     (with_special, long), cut = special.state.encoder(*batch)
     assert with_special == [1, *short, 2]
     assert (long[0], long[-1], len(long), cut) == (1, 2, 8, 1)
+    monkeypatch.setattr("copy.deepcopy", None)  # the tokenizer that cuts was copied once
+    assert special.state.encoder(*batch)[0] == [with_special, long]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -263,6 +273,25 @@ def test_several_outputs(classifier_dir, tiny_model_dir, tmp_path):
         RewardModel(folder, bits=None, label=3).load()
 
 
+def test_one_batch_at_a_time(reward_dir):
+    """A try that `RetryReward` has given up may still run when the next one comes."""
+    reward, active, most = RewardModel(reward_dir, bits=None).load(), [], []
+
+    def enter(*args):
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.1)
+
+    reward.module.register_forward_pre_hook(enter)
+    reward.module.register_forward_hook(lambda *args: active.pop() and None)
+    threads = [threading.Thread(target=reward, args=(["1"], ["2"])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]
+
+
 # Loading
 
 
@@ -292,6 +321,31 @@ def test_loading_draws_no_random_numbers(reward_dir):
 def test_a_model_without_a_trained_head_is_refused(tiny_model_dir):
     with pytest.raises(ConfigError, match=r"is no reward model: it has no trained score head \(missing score.weight\)"):
         RewardModel(tiny_model_dir, bits=None).load()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_model_saved_quantized_is_loaded_where_it_stays(classifier_dir, tmp_path, monkeypatch, bits):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
+
+    plain = classifier_dir("LlamaForSequenceClassification")
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True}, llm_int8_skip_modules=["score"])
+    AutoModelForSequenceClassification.from_pretrained(plain, quantization_config=config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(plain).save_pretrained(tmp_path)
+    load, seen = AutoModelForSequenceClassification.from_pretrained, []
+    monkeypatch.setattr(
+        AutoModelForSequenceClassification, "from_pretrained", lambda *a, **k: seen.append(k) or load(*a, **k)
+    )
+    assert RewardModel(tmp_path, bits=None)(["1"], ["2"])[0] is not None
+    assert seen[0]["device_map"] == {"": "cpu"}
+
+
+def test_embeddings_are_quantized_some_rows_at_a_time(monkeypatch):
+    weight = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    whole = quantized.Int8Embedding(weight)
+    monkeypatch.setattr(quantized, "_ROWS", 3)
+    parts = quantized.Int8Embedding(weight)
+    assert torch.equal(parts.weight, whole.weight)
+    assert torch.equal(parts.scale, whole.scale)
 
 
 def test_loads_whole_in_a_run_that_shards_its_policy(reward_dir, monkeypatch):
@@ -364,11 +418,17 @@ def test_specs(reward_dir):
         ({"label": -1}, "`label` must be"),
         ({"double_quant": "yes"}, "`double_quant` must be True or False"),
         ({"trust_remote_code": 1}, "`trust_remote_code` must be True or False"),
+        ({"revision": 3}, "`revision` must be a branch, tag or commit of the Hub, or None, got 3"),
+        ({"tokenizer": []}, r"`tokenizer` must be a Hub id, a folder or None, got \[\]"),
+        ({"chat_template": 4}, "`chat_template` must be a template, the name of a .jinja file or None, got 4"),
+        ({"chat_template": float("nan")}, "got nan"),
+        ({"model": ""}, "`model` must be a Hub id or a folder, got ''"),
+        ({"model": 3}, "`model` must be a Hub id or a folder, got 3"),
     ],
 )
 def test_bad_values_fail_at_construction(options, message):
     with pytest.raises(ConfigError, match=message):
-        RewardModel("model", **options)
+        RewardModel(**{"model": "model", **options})
     with pytest.raises(ConfigError, match="`model` must be a Hub id or a folder, got Linear"):
         RewardModel(torch.nn.Linear(1, 1))
 

@@ -130,6 +130,7 @@ def test_pairwise_judges_both_orders_so_position_bias_cancels():
 
 def test_pairwise_with_a_number_of_pairs_is_bounded_and_seeded():
     judged = []
+    PairwiseWinRate(longer, seed=2**63 - 1)(batch([0.0] * 4))
 
     def judge(prompts, firsts, seconds):
         judged.append(len(firsts))
@@ -159,7 +160,13 @@ def test_pairwise_a_pair_that_is_not_judged_does_not_count():
 
 def test_pairwise_awaits_an_async_judge():
     rows = batch([0.0] * 4)
-    assert torch.equal(PairwiseWinRate(async_longer)(rows).scores, PairwiseWinRate(longer)(rows).scores)
+
+    async def notebook():
+        return PairwiseWinRate(async_longer)(rows).scores
+
+    expected = PairwiseWinRate(longer)(rows).scores
+    assert torch.equal(PairwiseWinRate(async_longer)(rows).scores, expected)
+    assert torch.equal(asyncio.run(notebook()), expected)
 
 
 def test_pairwise_a_bad_judge_is_named():
@@ -167,6 +174,8 @@ def test_pairwise_a_bad_judge_is_named():
         ([1.0], "judge 'judge' returned 1 answers for 12 pairs"),
         ([2.0] * 12, r"judge 'judge' must return chances in \[0, 1\], got 2.0"),
         (["a"] * 12, "judge 'judge' must return a list of numbers"),
+        ("0" * 12, "judge 'judge' must return a list of numbers"),
+        ([10**400] * 12, r"judge 'judge' must return chances in \[0, 1\], got inf"),
     ]:
 
         def judge(prompts, firsts, seconds, answer=answer):
@@ -291,6 +300,7 @@ def test_specs_of_judges():
         (lambda: PassRateLengthPenalty(weight=1.0, max_length=0), "`max_length` must be >= 1, got 0"),
         (lambda: PairwiseWinRate(longer, pairs=0), "`pairs` must be"),
         (lambda: PairwiseWinRate(3), "`judge` must be a function"),
+        (lambda: PairwiseWinRate(longer, seed=2**63), r"`seed` must be an integer >= 0 and <= 9.22337e\+18, got 9223"),
     ],
 )
 def test_bad_values_fail_at_construction(build, message):

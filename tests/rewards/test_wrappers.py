@@ -160,9 +160,26 @@ def test_one_score_for_a_batch_is_an_error_that_names_the_function(cls, argument
 
 @each_wrapper
 def test_a_result_that_is_no_list_of_numbers_names_the_function(cls, arguments):
-    for bad in (lambda **kwargs: 1.0, lambda **kwargs: ["high"] * 4):
-        with pytest.raises(RewardError, match="'<lambda>' must return a list of numbers"):
-            call(cls(bad, **arguments))
+    no_order = {1.0, 2.0, 3.0, 4.0}
+    for bad in (1.0, ["high"] * 4, "1234", b"1234", no_order, dict.fromkeys(no_order, 1.0)):
+        with pytest.raises(RewardError, match="'<lambda>' must return a list of numbers or None, got "):
+            call(cls(lambda bad=bad, **kwargs: bad, **arguments))
+
+
+@each_wrapper
+def test_an_error_while_scores_are_read_names_the_function(cls, arguments):
+    def lazy(completions, **kwargs):
+        yield 1.0
+        raise ConnectionError("busy")
+
+    if cls is not RetryReward:  # which tries again
+        with pytest.raises(RewardError, match="'lazy' raised ConnectionError: busy while its scores were read"):
+            call(cls(lazy, **arguments))
+
+
+def test_numbers_beyond_every_float_are_infinite():
+    assert call(ScaleReward(constant(10**400, -(10**400), None, 1))) == [math.inf, -math.inf, None, 1.0]
+    assert call(ClipReward(constant(10**400, -(10**400), None, 1), low=-2.0, high=2.0)) == [2.0, -2.0, None, 1.0]
 
 
 @each_wrapper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,15 @@ from trl_grpo_ext import StateError
 
 ROOT = Path(__file__).parents[2]
 ADAPTIVE = {"kind": "adaptive", "before": "rank", "after": "mean_centered", "min_std": 0.05, "patience": 4}
+
+
+CONTROLLED = {
+    "advantage": ADAPTIVE,
+    "kl": "k3",
+    "beta": 0.1,
+    "beta_control": {"kind": "adaptive_beta", "target": 0.001, "horizon": 20.0},
+    "reference": {"kind": "moving_anchor", "every": 2},
+}
 
 
 def weights_of(trainer) -> torch.Tensor:
@@ -75,6 +85,58 @@ def test_resuming_with_a_strategy_that_was_not_saved(tiny_model_dir, tmp_path):
     other = make_trainer(tiny_model_dir, str(tmp_path), {"max_steps": 4, "advantage": ADAPTIVE})
     with pytest.raises(StateError, match=r"no saved state for `advantage=Adaptive"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.fixture(scope="module")
+def controlled(tiny_model_dir, tmp_path_factory):
+    """Checkpoint of a run with state: an adaptive advantage, a beta control and a moving anchor."""
+    folder = tmp_path_factory.mktemp("controlled")
+    make_trainer(tiny_model_dir, str(folder), {**CONTROLLED, "max_steps": 2}).train()
+    return folder / "checkpoint-2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"beta_control": {"kind": "linear_beta", "start": 0.1, "end": 0.0, "steps": 9}},
+            "`beta_control` 'adaptive_beta'",
+        ),
+        ({"reference": "frozen_adapter"}, "`reference` 'moving_anchor', whose state is not that of 'frozen_adapter'"),
+    ],
+)
+def test_resuming_with_another_kind_that_would_misread_the_state(
+    controlled, tiny_model_dir, tmp_path, changes, message
+):
+    other = make_trainer(tiny_model_dir, str(tmp_path), {**CONTROLLED, **changes, "max_steps": 4})
+    with pytest.raises(StateError, match=message):
+        other.train(resume_from_checkpoint=str(controlled))
+
+
+def test_resuming_without_a_strategy_is_told(controlled, tiny_model_dir, tmp_path, caplog):
+    kept = {name: value for name, value in CONTROLLED.items() if name != "beta_control"}
+    other = make_trainer(tiny_model_dir, str(tmp_path), {**kept, "kl": "k2", "max_steps": 3})
+    other.train(resume_from_checkpoint=str(controlled))
+    (told,) = [r.getMessage() for r in caplog.records if "other strategies" in r.getMessage()]
+    assert "`beta_control` was {'kind': 'adaptive_beta'" in told
+    assert "is unset" in told
+    assert "`kl` was" in told
+    assert "advantage" not in told
+
+
+def test_resuming_with_the_same_strategies_says_nothing(controlled, tiny_model_dir, tmp_path, caplog):
+    make_trainer(tiny_model_dir, str(tmp_path), {**CONTROLLED, "max_steps": 3}).train(str(controlled))
+    assert not [r for r in caplog.records if "other strategies" in r.getMessage()]
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "[]", "\xff", "[" * 100_000])
+@pytest.mark.parametrize("name", ["grpo_strategy_state.json", "grpo_strategies.json"])
+def test_a_corrupted_file_is_named(controlled, tiny_model_dir, tmp_path, name, content):
+    shutil.copytree(controlled, tmp_path / "copy")
+    (tmp_path / "copy" / name).write_bytes(content.encode("latin-1"))
+    other = make_trainer(tiny_model_dir, str(tmp_path), {**CONTROLLED, "max_steps": 4})
+    with pytest.raises(StateError, match=name):
+        other.train(resume_from_checkpoint=str(tmp_path / "copy"))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
 
 from tests.tiny import arguments, digits, lora, prompts, vowels
 from tests.trainer.runs import train
@@ -24,6 +25,8 @@ from trl_grpo_ext import (
     Rank,
     StateError,
     ZScore,
+    from_spec,
+    load_strategies,
 )
 
 
@@ -234,6 +237,20 @@ def test_the_start_line_and_the_saved_file_name_the_strategies(tiny_model_dir, t
     assert "## Training strategies" in card
     assert "kind: zscore" in card
     assert card.index("## Training strategies") < card.index("### Framework versions")
+
+
+def test_reward_functions_given_in_python_are_saved_if_they_can_be_used_elsewhere(tiny_model_dir, tmp_path):
+    wrapped = LengthPenalty(accuracy_reward, alpha=0.1, target=3)
+    trainer = make(tiny_model_dir, tmp_path, reward_funcs=[wrapped, accuracy_reward])
+    trainer.save_model(str(tmp_path / "final"))
+    saved = load_strategies(tmp_path / "final")
+    assert from_spec(saved["rewards"][0], family="reward") == wrapped
+    assert saved["rewards"][1] == "accuracy_reward"
+
+    own = make(tiny_model_dir, tmp_path, reward_funcs=[wrapped, digits], advantage="rank")  # digits: tests.tiny only
+    assert set(own.strategy_specs) == {"advantage"}
+    plain = make(tiny_model_dir, tmp_path, reward_funcs=accuracy_reward)  # stock TRL
+    assert not plain.strategy_specs
 
 
 def test_nothing_is_saved_or_logged_without_strategies(tiny_model_dir, tmp_path):

@@ -47,6 +47,8 @@ class Mix(Composite):
             if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], AdvantageStrategy)):
                 raise ConfigError(f"`parts[{index}]` must be (weight, strategy), got {part!r}")
             check_number(f"parts[{index}][0]", part[0], at_least=0)
+        if not any(weight for weight, _ in self.parts):
+            raise ConfigError(f"one of the weights of `parts` must be > 0, or nothing is learnt; got {self.parts!r}")
 
     def normalize(self, values: Tensor, segments: Tensor, **context: Any) -> Tensor:
         return self._sum([part.normalize(values, segments, **context) for _, part in self.parts])
@@ -187,14 +189,17 @@ class PerReward(Composite):
 
     def _columns(self, batch: RewardBatch) -> list[tuple[str, AdvantageStrategy]]:
         """Return each reward function's name and strategy."""
-        strategies = self.strategies or {}
-        for name in strategies:
-            if name not in batch.names:
+        self.check_names(batch.names)
+        return [(name, (self.strategies or {}).get(name, self.inner)) for name in batch.names]
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise `ConfigError` if `strategies` names a reward function that is not among `names`."""
+        for name in self.strategies or {}:
+            if name not in names:
                 raise ConfigError(
                     f"`strategies` of {self.kind!r} names {name!r}, which is no reward function of this run"
-                    f"{did_you_mean(name, batch.names)}"
+                    f"{did_you_mean(name, names)}"
                 )
-        return [(name, strategies.get(name, self.inner)) for name in batch.names]
 
     def _finish(self, total: Tensor, scored: Tensor, segments: Tensor) -> Tensor:
         if self.whiten:

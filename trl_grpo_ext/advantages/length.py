@@ -98,20 +98,13 @@ class LengthBucketed(Composite):
         if self.inner.has_state:
             self.inner.observe(self._view(batch, self._split(batch.scores, batch.groups, batch.lengths, batch.rows)))
 
-    @property
-    def _count(self) -> int:
-        """The number of buckets."""
-        if self.edges is not None:
-            return len(self.edges) + 1
-        return 2 if self.buckets is None else int(self.buckets)
-
     def _split(self, values: Tensor, segments: Tensor, lengths: Tensor | None, rows: ScoredSegments) -> LengthCells:
         scopes = torch.zeros_like(segments) if self.scope == "batch" else segments
         return length_cells(
             values,
             scopes,
             lengths,
-            buckets=self._count,
+            buckets=2 if self.buckets is None else self.buckets,
             edges=self.edges,
             min_size=self.min_size,
             merge=self.small == "merge",
@@ -130,7 +123,7 @@ class LengthBucketed(Composite):
     def _metrics(self, split: LengthCells) -> dict[str, float]:
         """Return each bucket's scored rows before merging, and the fractions of scored rows merged and zeroed."""
         rows = max(1, int(split.scored.sum()))
-        sizes = torch.bincount(split.buckets[split.scored], minlength=self._count).tolist()
+        sizes = torch.bincount(split.buckets[split.scored], minlength=split.size).tolist()
         metrics = {f"bucket_{index}_size": float(size) for index, size in enumerate(sizes)}
         metrics["merged_fraction"] = split.joined.sum().item() / rows
         metrics["zeroed_fraction"] = split.small.sum().item() / rows if self.small == "zero" else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,9 @@ COMMANDS = {
     "push": ("trl_grpo_ext.cli.push", "publish a set of strategies on the Hub"),
 }
 
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the top-level parser; subcommands are listed but not imported."""
@@ -40,7 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; return its exit status. User errors end in one line on stderr and status 2."""
+    """Run one subcommand; return its exit status.
+
+    User errors end in one line on stderr and status 2, Ctrl-C in one line and the status that shells give it.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     if not arguments:
@@ -49,6 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = parser.parse_args(arguments[:1]).command
     if name not in COMMANDS:
         parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)}")
+    try:
+        return _run(name, arguments[1:])
+    except KeyboardInterrupt:
+        print(f"trl-grpo-ext {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(name: str, arguments: list[str]) -> int:
     module_name, line = COMMANDS[name]
     module = importlib.import_module(module_name)
     subparser = argparse.ArgumentParser(
@@ -58,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(subparser)
     parse = getattr(module, "parse_arguments", argparse.ArgumentParser.parse_args)
-    args = parse(subparser, arguments[1:])
+    args = parse(subparser, arguments)
 
     from trl_grpo_ext.errors import GRPOExtError
 

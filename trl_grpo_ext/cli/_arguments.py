@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext._suggest import did_you_mean, nearest
+from trl_grpo_ext._validate import check_number
 from trl_grpo_ext.cli._keys import Parser, fields_by_name, launch_actions
 from trl_grpo_ext.cli._yaml import read_config
 from trl_grpo_ext.errors import ConfigError
@@ -27,10 +28,14 @@ class Arguments:
         """How many processes were asked for, None if that is left to accelerate."""
         if "--num_processes" not in self.launch:
             return None
-        text = self.launch[self.launch.index("--num_processes") + 1]
-        if not text.isdigit():
-            raise ConfigError(f"`num_processes` must be an integer, got {text!r}")
-        return int(text)
+        return process_count(self.launch[self.launch.index("--num_processes") + 1])
+
+
+def process_count(text: str) -> int:
+    """Return a number of processes as the launcher reads it. Raises `ConfigError` if it is none."""
+    number = int(text) if text.isdecimal() else text
+    check_number("num_processes", number, at_least=1, integer=True)
+    return int(number)
 
 
 def read_arguments(argv: list[str]) -> Arguments:
@@ -83,8 +88,7 @@ def _launch_flags(unknown: list[str]) -> list[str]:
 def _unknown(token: str, name: str, key: str, valid: list[str]) -> str:
     if not name.startswith("--"):
         return f"unexpected argument {token!r}"
-    hint = did_you_mean(key, valid).split(" Valid:")[0].rstrip(".")
-    return f"unknown flag {name!r}{hint or '; `trl-grpo-ext schema` lists the valid ones'}"
+    return f"unknown flag {name!r}{nearest(key, valid) or '; `trl-grpo-ext schema` lists the valid ones'}"
 
 
 def _launch_keys(values: dict[str, Any]) -> list[str]:

@@ -85,7 +85,7 @@ def choices(cls: type[Strategy], name: str) -> list[Any] | None:
     impossible: Any = -987654321 if str(fields_of(cls)[name].type).startswith("int") else "?"
     bare = object.__new__(cls)
     for other, field in fields_of(cls).items():
-        object.__setattr__(bare, other, "" if is_required(field) else _raw_default(field))
+        object.__setattr__(bare, other, "name" if is_required(field) else _raw_default(field))
     object.__setattr__(bare, name, impossible)
     try:
         cls.validate(bare)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext._suggest import did_you_mean, shortened
 
 Fragment = Mapping[str, Any]
 
@@ -14,7 +15,7 @@ _WORDS = {
     "null": "empty",
     "boolean": "true or false",
     "integer": "an integer",
-    "number": "a number",
+    "number": "a finite number",
     "string": "text",
     "array": "a list",
     "object": "a mapping",
@@ -22,7 +23,9 @@ _WORDS = {
 
 
 def fits(value: Any, schema: Fragment) -> bool:
-    """Whether `value` is what `schema` describes."""
+    """Whether `value` is what `schema` describes. A number must be finite, and an integer have no decimal point."""
+    if "minimum" in schema and _is(value, "number") and value < schema["minimum"]:
+        return False
     if "anyOf" in schema:
         return any(fits(value, part) for part in schema["anyOf"])
     if "enum" in schema:
@@ -44,13 +47,19 @@ def fits(value: Any, schema: Fragment) -> bool:
 
 def misfit(key: str, value: Any, schema: Fragment) -> str | None:
     """Return a sentence about a `value` that does not fit, with the nearest choice if there are some."""
-    if fits(value, schema):
+    infinite = isinstance(value, float) and math.isinf(value)
+    if fits(value, schema) or (infinite and value == schema.get("default")):
         return None
     if "enum" in schema:
         listed = [str(choice) for choice in schema["enum"]]
-        return f"`{key}` must be one of its choices, got {value!r}{did_you_mean(str(value), listed)}"
-    hint = f"; write [{value}] for a list of one" if isinstance(value, str) and _wants(schema, "array") else ""
-    return f"`{key}` must be {expected(schema)}, got {value!r}{hint}"
+        return f"`{key}` must be one of its choices, got {shortened(value)}{did_you_mean(str(value), listed)}"
+    hint = ""
+    if isinstance(value, str) and _wants(schema, "array"):
+        hint = f"; write [{value}] for a list of one"
+    elif isinstance(value, float) and value.is_integer() and _wants(schema, "integer"):
+        hint = f"; write {value:.0f}"
+    least = f" (at least {schema['minimum']})" if "minimum" in schema else ""
+    return f"`{key}` must be {expected(schema)}{least}, got {shortened(value)}{hint}"
 
 
 def expected(schema: Fragment) -> str:
@@ -72,12 +81,12 @@ def _wants(schema: Fragment, name: str) -> bool:
 def _is(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return name == "boolean"
-    if name == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if name == "number":
+        return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     kinds: dict[str, Any] = {
         "null": type(None),
         "boolean": bool,
-        "number": (int, float),
+        "integer": int,
         "string": str,
         "array": list,
         "object": Mapping,

@@ -16,6 +16,23 @@ from trl_grpo_ext.cli._catalogue import IMPORT_PATH, NUMBER, Fragment
 from trl_grpo_ext.config import GRPOExtConfig
 from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS
 
+MINIMUM = {
+    "beta": 0,
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_generations",
+            "generation_batch_size",
+            "steps_per_generation",
+            "num_iterations",
+            "max_completion_length",
+        ),
+        1,
+    ),
+}
+"""Key -> the least it can be. TRL takes less, and then divides by it or trains the wrong way."""
+
 JSON_TEXT: Fragment = {"type": "string", "pattern": r"^\s*[\[{]"}
 
 
@@ -111,7 +128,8 @@ def annotation_schema(annotation: Any) -> Fragment:
         return {"enum": list(get_args(annotation))}
     if origin is list:
         (item,) = get_args(annotation) or (Any,)
-        return {"type": "array", "items": annotation_schema(item)}
+        # TRL's parser reads a number that YAML takes for text, such as 1e-1, but not inside a list.
+        return {"type": "array", "items": {"type": "number"} if item is float else annotation_schema(item)}
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return {"enum": [member.value for member in annotation]}
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
@@ -130,6 +148,8 @@ def _dataclass_schema(cls: type) -> Fragment:
 def _described(schema: Fragment, f: dataclasses.Field) -> Fragment:
     text = f.metadata.get("help")
     described = {**schema, "description": " ".join(text.split())} if text else dict(schema)
+    if f.name in MINIMUM:
+        described["minimum"] = MINIMUM[f.name]
     if isinstance(f.default, (bool, int, float, str)) and not isinstance(f.default, enum.Enum):
         described["default"] = f.default
     return described

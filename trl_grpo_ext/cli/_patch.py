@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` and `GRPOConfig` replaced by ours, under every name a script may import them by."""
+"""TRL's `GRPOTrainer` and `GRPOConfig` replaced by ours, and our own told of the strategies, under every name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from typing import Any
 import trl
 from trl.trainer import grpo_config, grpo_trainer
 
-from trl_grpo_ext import _trl
+import trl_grpo_ext
+from trl_grpo_ext import _trl, trainer
 from trl_grpo_ext.config import GRPOExtConfig
 from trl_grpo_ext.specs import SETTINGS
 from trl_grpo_ext.trainer import GRPOExtTrainer
 
 _trainers = importlib.import_module("trl.trainer")
-_PLACES = {"GRPOTrainer": (trl, _trainers, grpo_trainer), "GRPOConfig": (trl, _trainers, grpo_config, grpo_trainer)}
+_PLACES = {
+    "GRPOTrainer": (trl, _trainers, grpo_trainer),
+    "GRPOExtTrainer": (trl_grpo_ext, trainer),
+    "GRPOConfig": (trl, _trainers, grpo_config, grpo_trainer),
+}
 
 Use = dict[str, set[str]]
 """What became of the strategies: those "put in", and those that the script "sets" itself."""
@@ -26,13 +31,14 @@ Use = dict[str, set[str]]
 
 @contextmanager
 def patched(strategies: Mapping[str, Any] | None = None) -> Iterator[Use]:
-    """While the block runs, whoever asks TRL for its GRPO trainer or config gets ours.
+    """While the block runs, whoever asks TRL for its GRPO trainer or config gets ours; or us, for our trainer.
 
     `strategies` maps config fields (and `beta`) to specs; each is used where the script does not set it. The dict that
     is yielded fills when a trainer is built. With no strategies our classes are stock TRL, bit for bit.
     """
     use: Use = {}
-    ours = {"GRPOTrainer": _trainer_class(dict(strategies or {}), use), "GRPOConfig": GRPOExtConfig}
+    told = _trainer_class(dict(strategies or {}), use)
+    ours = {"GRPOTrainer": told, "GRPOExtTrainer": told, "GRPOConfig": GRPOExtConfig}
     before = [(place, name, vars(place).get(name)) for name, places in _PLACES.items() for place in places]
     for place, name, _ in before:
         setattr(place, name, ours[name])
@@ -40,7 +46,7 @@ def patched(strategies: Mapping[str, Any] | None = None) -> Iterator[Use]:
         yield use
     finally:
         for place, name, value in before:
-            if value is None:  # not loaded yet when the block began; TRL loads it again
+            if value is None:  # not loaded yet when the block began; the package loads it again
                 delattr(place, name)
             else:
                 setattr(place, name, value)

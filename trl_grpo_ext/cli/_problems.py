@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext._strategy import read_json, read_number
+from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext.cli import _rewards
 from trl_grpo_ext.cli._fit import misfit
-from trl_grpo_ext.cli._keys import CLASSES, JSON_TEXT, key_schemas, launch_actions
-from trl_grpo_ext.cli._spec_problems import spec_problems
-from trl_grpo_ext.config import REPLACED, GRPOExtConfig, build_field, check_settings
+from trl_grpo_ext.cli._keys import CLASSES, key_schemas, launch_actions
+from trl_grpo_ext.cli._spec_problems import field_problems
+from trl_grpo_ext.config import REPLACED, GRPOExtConfig, check_settings
 from trl_grpo_ext.errors import ConfigError
-from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
 
 # Settings about the machine the run will be on, which need not be the one where the config is checked.
 _OF_THE_MACHINE = frozenset({
@@ -27,6 +27,8 @@ _OF_THE_MACHINE = frozenset({
 })  # fmt: skip
 
 NEEDS_BETA = ("kl", "kl_log", "beta_control", "reference")
+_STAND_IN_BETA = 0.01
+"""A beta that is wrong is meant to be one: what needs it is judged as if it were."""
 _PEFT_ONLY = ("adapter_off", "frozen_adapter", "moving_anchor")
 
 
@@ -44,11 +46,17 @@ def check_config(values: Mapping[str, Any], *, processes: int | None = 1) -> Rep
     `processes` is how many will train, for TRL's rules about batch sizes; None leaves those rules to the run itself.
     """
     report = Report()
-    known = _known_keys(values, report)
+    report.problems += unknown_keys(values)
+    schemas = key_schemas()
+    known = {key: value for key, value in values.items() if key in schemas}
     good = _right_types(known, report)
     for name in SPEC_FIELDS:
         if good.get(name) is not None:
-            good[name] = _checked_specs(name, good[name], report)
+            found = field_problems(name, good[name])
+            report.problems += found
+            good[name] = None if found else read_json(good[name])
+    if "beta" in known and "beta" not in good:
+        good["beta"] = _STAND_IN_BETA
     good = {name: value for name, value in good.items() if value is not None}
     report.problems += _rewards.problems(good)
     report.problems += _of_the_faulty([n for n in SPEC_FIELDS if known.get(n) is not None and n not in good], good)
@@ -79,20 +87,14 @@ def resolved_strategies(args: Any) -> dict[str, Any]:
     return resolved
 
 
-def _known_keys(values: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    ours, theirs = key_schemas(), launch_actions()
-    known = {}
-    for key, value in values.items():
-        if key in ours:
-            known[key] = value
-        elif key not in theirs:
-            report.problems.append(f"unknown key {key!r}{_short(did_you_mean(str(key), [*ours, *theirs]))}")
-    return known
-
-
-def _short(hint: str) -> str:
-    """Return a hint without its list of all valid names, which here are hundreds."""
-    return hint.split(" Valid:")[0].rstrip(".") or "; `trl-grpo-ext schema` lists the valid ones"
+def unknown_keys(values: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each key of a config that is neither ours, TRL's nor accelerate's."""
+    valid = {**key_schemas(), **launch_actions()}
+    return [
+        f"unknown key {key!r}{nearest(str(key), valid) or '; `trl-grpo-ext schema` lists the valid ones'}"
+        for key in values
+        if key not in valid
+    ]
 
 
 def _right_types(values: Mapping[str, Any], report: Report) -> dict[str, Any]:
@@ -104,22 +106,6 @@ def _right_types(values: Mapping[str, Any], report: Report) -> dict[str, Any]:
         else:
             report.problems.append(problem)
     return good
-
-
-def _checked_specs(name: str, value: Any, report: Report) -> Any:
-    """Return the value of a strategy field, read if it is JSON text; None if it has problems."""
-    if isinstance(value, str) and re.search(JSON_TEXT["pattern"], value):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            report.problems.append(f"`{name}` is not valid JSON ({error}), got {value!r}")
-            return None
-    if name in LIST_FIELDS and isinstance(value, (list, tuple)):
-        found = [p for i, spec in enumerate(value) for p in spec_problems(spec, SPEC_FIELDS[name], f"{name}[{i}]")]
-    else:
-        found = spec_problems(value, SPEC_FIELDS[name], name)
-    report.problems += found
-    return None if found else value
 
 
 def _of_the_faulty(names: list[str], good: Mapping[str, Any]) -> list[str]:
@@ -162,7 +148,7 @@ def _converted(cls: type, name: str, value: Any) -> Any:
     """Read a number that YAML takes for text, as TRL's parser does."""
     of_float = "float" in str(cls.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
     if name not in SPEC_FIELDS and of_float and isinstance(value, str):
-        return float(value)
+        return read_number(value)
     return value
 
 
@@ -174,6 +160,8 @@ def _built(cls: type, values: dict[str, Any], report: Report, assumed: int | Non
                 return cls(**values)
         except (ValueError, TypeError, ImportError, OSError) as error:
             message = " ".join(str(error).split())
+        except ArithmeticError as error:
+            message = f"the numbers of {cls.__name__} do not go together: {error}"
         counted = "must be divisible by" in message
         if counted and assumed == 1:
             message += " With one process; say `num_processes` if there will be more."

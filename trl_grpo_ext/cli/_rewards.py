@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from trl_grpo_ext._strategy import imported
 from trl_grpo_ext._suggest import did_you_mean
+from trl_grpo_ext.errors import SpecError
 
 TRL_NAMES = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 """The names that TRL's own script knows."""
@@ -26,7 +27,18 @@ def problems(values: Mapping[str, Any]) -> list[str]:
         problem = _problem(name)
         if problem is not None:
             found.append(f"`reward_funcs`: {problem}")
+    weights, count = values.get("reward_weights"), _count(values)
+    if weights is not None and count and len(weights) != count:
+        found.append(f"`reward_weights` must hold one number per reward function ({count}), got {len(weights)}")
     return found
+
+
+def _count(values: Mapping[str, Any]) -> int:
+    """Return how many reward functions a config names."""
+    rewards = values.get("rewards")
+    if rewards is not None:
+        return len(rewards) if isinstance(rewards, (list, tuple)) else 1
+    return len(values.get("reward_funcs") or []) + bool(values.get("reward_model_name_or_path"))
 
 
 def missing(values: Mapping[str, Any]) -> list[str]:
@@ -60,7 +72,7 @@ def _problem(name: str) -> str | None:
         return f"unknown reward function {name!r}{did_you_mean(name, TRL_NAMES)} Your own is written 'module.function'."
     allow_local_modules()
     try:
-        target = getattr(importlib.import_module(module_name), function)
-    except Exception as error:  # the module is the user's: it may raise anything
-        return f"cannot import {name!r}: {' '.join(str(error).split())}"
+        target = imported(module_name, function, name)
+    except SpecError as error:
+        return str(error)
     return None if callable(target) else f"{name!r} is not a function, but {target!r}"

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_grpo_ext import hub
+from trl_grpo_ext.errors import ConfigError
 
 
 def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with the strategies that its `strategies_from` names; what is set here goes first."""
     source = values.get("strategies_from")
+    if source is None and values.get("strategies_revision") is not None:
+        raise ConfigError("`strategies_revision` has no effect without `strategies_from`; set both, or neither")
     if not isinstance(source, str):
         return dict(values)
     saved = hub.load_strategies(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trl_grpo_ext._strategy import Strategy, build, kinds
+from trl_grpo_ext._strategy import Strategy, as_numbers, build, check_size, kinds, read_json
 from trl_grpo_ext._suggest import did_you_mean
 from trl_grpo_ext.cli._catalogue import default_of, fields_of, is_required
+from trl_grpo_ext.errors import SpecError
+from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field
 
 # What stands in for a nested spec that has problems of its own, so that its parent can still be checked.
 _STAND_INS = {
@@ -19,12 +21,32 @@ _STAND_INS = {
 }
 
 
+def field_problems(name: str, value: Any) -> list[str]:
+    """Return one sentence for each problem of what a strategy field of a config holds: specs, or a word."""
+    if name not in SPEC_FIELDS:
+        message = _message(build_field, name, value)
+        return [] if message is None else [message]
+    try:
+        value = read_json(value)
+        check_size(value)
+    except SpecError as error:
+        return [f"`{name}`: {error}"]
+    many = name in LIST_FIELDS and isinstance(value, (list, tuple))
+    specs = {f"{name}[{index}]": spec for index, spec in enumerate(value)} if many else {name: value}
+    return [problem for where, spec in specs.items() for problem in spec_problems(spec, SPEC_FIELDS[name], where)]
+
+
 def spec_problems(spec: Any, family: str, where: str) -> list[str]:
     """Return one sentence for each problem of `spec`; `where` is its place in the config, such as ``rewards[0]``."""
     return list(dict.fromkeys(f"`{place}`: {message}" for place, message in _problems(spec, family, where)))
 
 
 def _problems(spec: Any, family: str, where: str) -> Iterator[tuple[str, str]]:
+    try:
+        spec = read_json(spec)
+    except SpecError as wrong:
+        yield where, str(wrong)
+        return
     kind = spec.get("kind") if isinstance(spec, Mapping) else spec
     cls = kinds(family).get(kind) if isinstance(kind, str) else None
     if cls is None:
@@ -38,6 +60,7 @@ def _problems(spec: Any, family: str, where: str) -> Iterator[tuple[str, str]]:
         valid = did_you_mean(str(name), fields) if fields else "; it has no fields."
         yield where, f"{family} kind {kind!r} has no field {name!r}{valid}"
         del given[name]
+    given = {name: as_numbers(value, fields[name]) for name, value in given.items()}
     stood_in: set[str] = set()
     missing = [name for name, field in fields.items() if is_required(field) and name not in given]
     if missing:
@@ -107,8 +130,13 @@ def _stand_in(cls: type[Strategy], name: str) -> Any:
 
 def _error(spec: Any, family: str) -> str | None:
     """Return what is wrong with `spec` as a whole, or None."""
+    return _message(build, spec, family)
+
+
+def _message(function: Callable[..., Any], *arguments: Any) -> str | None:
+    """Return what the function raises, as one line; None if it raises nothing."""
     try:
-        build(spec, family)
-    except Exception as error:  # a user's module may raise anything when it is imported
+        function(*arguments)
+    except Exception as error:  # a class of the user's may raise anything when it is built
         return " ".join(str(error).split()) or type(error).__name__
     return None

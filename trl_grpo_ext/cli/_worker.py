@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from trl_grpo_ext.cli import _rewards
-from trl_grpo_ext.cli._arguments import read_arguments
-from trl_grpo_ext.cli._keys import Parser
-from trl_grpo_ext.cli._patch import patched
-from trl_grpo_ext.cli._saved import with_saved_strategies
+from trl_grpo_ext.cli import INTERRUPTED
 from trl_grpo_ext.errors import ConfigError, GRPOExtError
-from trl_grpo_ext.specs import STRATEGY_FIELDS
 
 
 def train(argv: list[str]) -> None:
     """Train as the YAML and flags in `argv` say. Raises `ConfigError` before anything is loaded."""
     from trl.scripts import grpo
+
+    from trl_grpo_ext.cli import _rewards
+    from trl_grpo_ext.cli._arguments import read_arguments
+    from trl_grpo_ext.cli._keys import Parser
+    from trl_grpo_ext.cli._patch import patched
+    from trl_grpo_ext.cli._saved import with_saved_strategies
+    from trl_grpo_ext.specs import STRATEGY_FIELDS
 
     values = read_arguments(argv).values
     _rewards.allow_local_modules()
@@ -33,12 +35,14 @@ def train(argv: list[str]) -> None:
 
 
 def main() -> int:
-    """Train as the command line says; user errors end in one line and status 2."""
+    """Train as the command line says; user errors end in one line and status 2, Ctrl-C in what the parent says."""
     try:
         train(sys.argv[1:])
     except GRPOExtError as error:
         print(f"trl-grpo-ext train: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # most of it is imports, so they are inside
+        return INTERRUPTED
     return 0
 
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trl_grpo_ext.errors import ConfigError, SpecError
+from trl_grpo_ext._validate import check_number
+from trl_grpo_ext.errors import ConfigError
 
 WORKED_EXAMPLE = (1.0, 2.0, 4.0, 2.0)
 
@@ -32,12 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
+def parse_arguments(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parse, taking ``-2e3`` and ``-inf`` for numbers, where argparse sees a flag in all but plain ones."""
+    return parser.parse_args([f" {token}" if token.startswith("-") and _is_number(token) else token for token in argv])
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the table; return 0."""
     rewards = [_number(text) for text in args.rewards] or list(WORKED_EXAMPLE)
     rows = advantages_of(rewards, args.strategy, args.lengths)
     if args.json:
-        print(json.dumps({"rewards": [None if math.isnan(r) else r for r in rewards], "advantages": dict(rows)}))
+        finite = [r if math.isfinite(r) else None for r in rewards]  # JSON has no other
+        print(json.dumps({"rewards": finite, "advantages": dict(rows)}))
         return 0
     width = max(len(name) for name, _ in [*rows, ("reward", [])])
     _print_row("reward", rewards, width)
@@ -59,6 +66,8 @@ def advantages_of(
 
     if lengths is not None and len(lengths) != len(rewards):
         raise ConfigError(f"`--lengths` must give {len(rewards)} lengths, one per reward, got {len(lengths)}")
+    for index, length in enumerate(lengths or ()):
+        check_number(f"lengths[{index}]", length, at_least=0, at_most=2**53, integer=True)
     n = len(rewards)
     batch = RewardBatch(
         rewards=torch.tensor(rewards, dtype=torch.float32).unsqueeze(1),
@@ -80,7 +89,7 @@ def _strategies(specs: Sequence[str] | None) -> list[tuple[str, Any]]:
         strategies = [(cls.kind, cls()) for cls in classes if all(has_default(f) for f in dataclasses.fields(cls))]  # type: ignore[arg-type]
         population = from_spec({"kind": "zscore", "ddof": 0, "eps": 0.0}, family="advantage")
         return [*strategies, ("zscore, ddof=0 eps=0", population)]
-    return [(text, from_spec(_parse(text), family="advantage")) for text in specs]
+    return [(text, from_spec(text, family="advantage")) for text in specs]
 
 
 def has_default(field: dataclasses.Field) -> bool:
@@ -88,18 +97,17 @@ def has_default(field: dataclasses.Field) -> bool:
     return not field.init or not (field.default is field.default_factory is dataclasses.MISSING)
 
 
-def _parse(text: str) -> Any:
-    if not text.lstrip().startswith("{"):
-        return text
+def _is_number(text: str) -> bool:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"`--strategy` is not valid JSON ({error}), got {text!r}") from error
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(text: str) -> float:
     try:
-        return math.nan if text.lower() == "none" else float(text)
+        return math.nan if text.strip().lower() == "none" else float(text)
     except ValueError as error:
         raise ConfigError(f"a reward must be a number, 'nan' or 'none', got {text!r}") from error
 

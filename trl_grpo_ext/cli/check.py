@@ -28,13 +28,19 @@ def run(args: argparse.Namespace) -> int:
     values = read_config(args.config)
 
     from trl_grpo_ext.cli import _rewards
+    from trl_grpo_ext.cli._arguments import process_count
     from trl_grpo_ext.cli._problems import check_config
     from trl_grpo_ext.cli._saved import with_saved_strategies
+    from trl_grpo_ext.errors import ConfigError
 
-    processes = args.num_processes or values.get("num_processes")
     _rewards.allow_local_modules()
     values = with_saved_strategies(values)
-    report = check_config(values, processes=processes if isinstance(processes, int) else 1)
+    given = values.get("num_processes") if args.num_processes is None else args.num_processes
+    try:
+        report = check_config(values, processes=1 if given is None else process_count(str(given)))
+    except ConfigError as error:
+        report = check_config(values, processes=None)
+        report.problems.append(str(error))
     for problem in report.problems:
         print(f"{args.config}: {problem}", file=sys.stderr)
     if report.problems:

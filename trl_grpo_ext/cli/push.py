@@ -1,7 +1,7 @@
 """Publish a set of strategies as its own small repository on the Hub, with a card.
 
-They are read from a YAML file (the strategy fields of a config; its other keys are left out), or from a folder or Hub
-repository that holds grpo_strategies.json.
+They are read from a YAML file (the strategy fields of a config; TRL's and accelerate's keys are left out), or from a
+folder or Hub repository that holds grpo_strategies.json.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Publish and print the address; return 0."""
-    from trl_grpo_ext.errors import ConfigError
+    from trl_grpo_ext.cli._rewards import allow_local_modules
+    from trl_grpo_ext.errors import ConfigError, GRPOExtError
     from trl_grpo_ext.hub import push_strategies
 
+    allow_local_modules()
     specs = strategies_of(args.source)
     try:
         address = push_strategies(
             specs, args.repo_id, private=args.private, revision=args.revision, commit_message=args.message
         )
+    except GRPOExtError:
+        raise
     except (OSError, ValueError) as error:  # the Hub client's errors are OSErrors, a wrong name is a ValueError
         raise ConfigError(f"cannot publish to {args.repo_id!r}: {' '.join(str(error).split())}") from error
     print(address)
@@ -38,11 +42,16 @@ def run(args: argparse.Namespace) -> int:
 
 def strategies_of(source: str) -> dict[str, Any]:
     """Return the strategy fields in a YAML config, or those that a run or a repository has saved."""
+    from trl_grpo_ext.cli._problems import Report, raise_problems, unknown_keys
+    from trl_grpo_ext.cli._spec_problems import field_problems
     from trl_grpo_ext.cli._yaml import read_config
     from trl_grpo_ext.hub import load_strategies
     from trl_grpo_ext.specs import STRATEGY_FIELDS
 
     if Path(source).suffix not in (".yaml", ".yml"):
         return load_strategies(source)
-    fields = STRATEGY_FIELDS
-    return {name: value for name, value in read_config(source).items() if name in fields}
+    values = {name: value for name, value in read_config(source).items() if value is not None}
+    specs = {name: value for name, value in values.items() if name in STRATEGY_FIELDS}
+    wrong = [problem for name, value in specs.items() for problem in field_problems(name, value)]
+    raise_problems(Report(unknown_keys(values) + wrong))
+    return specs

@@ -72,30 +72,39 @@ def run(args: argparse.Namespace) -> int:
 
 def read_strategies(source: str | None, revision: str | None = None, trust_remote_code: bool = False) -> dict[str, Any]:
     """Return config field -> spec from YAML, or as an earlier run saved them; raise with every problem at once."""
+    from trl_grpo_ext._strategy import read_number
     from trl_grpo_ext._suggest import did_you_mean
-    from trl_grpo_ext.cli._spec_problems import spec_problems
+    from trl_grpo_ext._validate import check_number
+    from trl_grpo_ext.cli._rewards import allow_local_modules
+    from trl_grpo_ext.cli._spec_problems import field_problems
     from trl_grpo_ext.cli._yaml import read_config
-    from trl_grpo_ext.errors import SpecError
+    from trl_grpo_ext.errors import ConfigError, SpecError
     from trl_grpo_ext.hub import load_strategies
-    from trl_grpo_ext.specs import SPEC_FIELDS, STRATEGY_FIELDS
+    from trl_grpo_ext.specs import STRATEGY_FIELDS
 
+    of_yaml = source is not None and Path(source).suffix in (".yaml", ".yml")
+    if revision is not None and (source is None or of_yaml):
+        raise ConfigError(f"`--strategies_revision` needs `--strategies` to be a Hub repository, got {source!r}")
     if source is None:
         return {}
-    if Path(source).suffix not in (".yaml", ".yml"):
+    allow_local_modules()  # so that a spec may name a strategy in a module of the working directory
+    if not of_yaml:
         return load_strategies(source, revision, trust_remote_code)
     values = {name: value for name, value in read_config(source).items() if value is not None}
-    sys.path.insert(0, os.getcwd())  # so that a spec may name a strategy in a module next to the script
-    known = (*STRATEGY_FIELDS, "beta")
-    problems = [f"unknown key {name!r}{did_you_mean(str(name), known)}" for name in values if name not in known]
-    for name in values.keys() & SPEC_FIELDS.keys():
-        value = values[name]
-        for index, spec in enumerate(value if isinstance(value, list) else [value]):
-            place = f"{name}[{index}]" if isinstance(value, list) else name
-            problems += spec_problems(spec, SPEC_FIELDS[name], place)
+    problems = []
+    for name, value in values.items():
+        if name in STRATEGY_FIELDS:
+            problems += field_problems(name, value)
+        elif name != "beta":
+            problems.append(f"unknown key {name!r}{did_you_mean(str(name), (*STRATEGY_FIELDS, 'beta'))}")
+    if "beta" in values:
+        values["beta"] = read_number(values["beta"])  # YAML takes 1e-2 for text
+        try:
+            check_number("beta", values["beta"], at_least=0)
+        except ConfigError as error:
+            problems.append(str(error))
     if problems:
         raise SpecError("\n".join(f"{source}: {problem}" for problem in problems))
-    if isinstance(values.get("beta"), str):
-        values["beta"] = float(values["beta"])  # YAML takes 1e-2 for text
     return values
 
 

@@ -24,6 +24,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text)
     else:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n", encoding="utf-8")
+        from trl_grpo_ext.errors import ConfigError
+
+        try:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            args.output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {str(args.output)!r}: {error.strerror}") from error
     return 0

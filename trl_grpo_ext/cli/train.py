@@ -14,11 +14,20 @@ The config is checked before anything is loaded. `trl-grpo-ext train --help_all`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+from trl_grpo_ext.cli import INTERRUPTED
 
 WORKER = "trl_grpo_ext.cli._worker"
+
+PATIENCE = 10.0
+"""Seconds that processes have to end by themselves after Ctrl-C, which the terminal sends to them too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,25 +61,69 @@ def run(args: argparse.Namespace) -> int:
     report = _problems.check_config(values, processes=arguments.processes)
     report.problems += _rewards.missing(values)
     _problems.raise_problems(report)
+    if values.get("output_dir"):
+        _check_folder(Path(values["output_dir"]))
     return launch(arguments.launch, arguments.script)
 
 
+def _check_folder(folder: Path) -> None:
+    """Make the output folder, or raise `ConfigError`: rather now than when the first checkpoint is saved."""
+    from trl_grpo_ext.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"`output_dir`: cannot write to {str(folder)!r}: {error.strerror}") from error
+
+
 def launch(launch_arguments: list[str], script_arguments: list[str]) -> int:
-    """Start the worker through ``accelerate launch``; return its exit status."""
+    """Start the worker through ``accelerate launch``; return its exit status.
+
+    Raises `KeyboardInterrupt` if it was interrupted, here or there, and then leaves no process behind.
+    """
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     command = [*launch_arguments, "--module", WORKER, *script_arguments]
     arguments = launch_command_parser().parse_args(command)
     _start_all_on_a_cpu(arguments)
+    status = 0
     try:
         launch_command(arguments)
+    except KeyboardInterrupt:
+        _end_children()
+        raise
     except subprocess.CalledProcessError as error:  # it has said itself what is wrong
-        return error.returncode
+        status = error.returncode
+    except SignalException as error:  # several processes, which have been ended
+        status = 128 + error.sigval
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        _, failure = error.get_first_failure()
+        status = failure.exitcode if failure.exitcode in _INTERRUPTED else 1
+        if status == 1:
+            print(error, file=sys.stderr)
+    if status in _INTERRUPTED:
+        raise KeyboardInterrupt
+    return status
+
+
+_INTERRUPTED = (INTERRUPTED, -signal.SIGINT)
+"""How a process that Ctrl-C has ended is told by a shell, and by Python."""
+
+
+def _end_children() -> None:
+    """Wait for the processes that were started, then end those that are left."""
+    import psutil  # type: ignore[import-untyped]
+
+    alive = psutil.Process().children(recursive=True)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        _, alive = psutil.wait_procs(alive, timeout=PATIENCE)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
 
 
 def _start_all_on_a_cpu(arguments: argparse.Namespace) -> None:

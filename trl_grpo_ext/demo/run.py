@@ -112,6 +112,7 @@ def _run(settings: DemoSettings, base: Path, adapter: Path, tell: Progress) -> D
     tap = BatchTap.attach(trainer)
     trainer.train()
     trainer.save_model()
+    trainer.create_model_card()
     after = measure(trainer.model, tokenizer, held_out, settings.samples, MEASURE_SEED)
     tell("after", 1, 1, {"accuracy": after.rate})
 

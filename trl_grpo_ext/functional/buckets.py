@@ -31,6 +31,8 @@ class LengthCells(NamedTuple):
     """`(N,)` bool: a scored row whose cell was joined with another."""
     small: Tensor
     """`(N,)` bool: a scored row whose cell holds fewer than `min_size` scored rows."""
+    size: int
+    """The number of buckets; of more quantiles than rows, N are kept, which tell the same lengths apart."""
 
 
 def length_cells(
@@ -51,6 +53,9 @@ def length_cells(
     """
     rows = ScoredSegments.of(values, scopes, rows)
     length_N = row_lengths(rows, lengths)
+    # With as many quantiles as rows, different lengths are in different ones already: beyond that only numbers grow.
+    most = max(1, len(length_N))
+    buckets, min_size = min(buckets, most), min(min_size, most + 1)
     if edges is None:
         bucket_N = quantile_buckets(rows, length_N, buckets)
     else:
@@ -72,7 +77,7 @@ def length_cells(
     else:
         joined_N = torch.zeros_like(rows.scored)
     small_N = rows.scored & (count_C < min_size)[cell_N]
-    return LengthCells(cell_N, bucket_N, rows.scored, joined_N, small_N)
+    return LengthCells(cell_N, bucket_N, rows.scored, joined_N, small_N, buckets)
 
 
 def edge_buckets(lengths: Tensor, edges: Sequence[float]) -> Tensor:

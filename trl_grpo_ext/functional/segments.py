@@ -233,7 +233,8 @@ def work_device(x: Tensor) -> torch.device:
 
 
 def dense_ids(ids: Tensor) -> tuple[Tensor, int]:
-    """Return the ids renumbered ``0..K-1``, in the order of the given ids, and K."""
+    """Return the ids renumbered ``0..K-1``, in the order of the given ids, as int64; and K."""
+    ids = ids.to(torch.int64)  # torch takes no narrower index
     if not len(ids):
         return ids, 0
     low, high = (int(x) for x in ids.aminmax())

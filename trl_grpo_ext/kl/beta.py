@@ -51,9 +51,14 @@ class BetaControl(Strategy, ABC):
         A control with a start of its own uses that; the trainer's `beta` then only says that there is a KL term. The
         others start from `beta`. Raises `ConfigError` if that is 0 (not set) or out of range.
         """
+        first = self.first(beta)
+        self._state.beta, self._state.step = first, 0
+        return first
+
+    def first(self, beta: float) -> float:
+        """Return the beta that `begin` would start with, and raise what it would raise."""
         check_number("beta", beta, at_least=0)
-        self._state.beta, self._state.step = self.initial(float(beta)), 0
-        return self._state.beta
+        return self._checked(self.initial(float(beta)))
 
     @property
     def beta(self) -> float:
@@ -66,9 +71,13 @@ class BetaControl(Strategy, ABC):
         `kl` is the step's mean KL per token, `n` its number of completions, both over all processes.
         """
         step = self._state.step + 1
-        self._state.beta = self.after(step, beta=self.beta, kl=float(kl), n=int(n))
-        self._state.step = step
-        return self._state.beta
+        beta = self._checked(self.after(step, beta=self.beta, kl=float(kl), n=int(n)))
+        self._state.beta, self._state.step = beta, step
+        return beta
+
+    def _checked(self, beta: Any) -> float:
+        check_number(f"beta of {self!r}", beta, at_least=0)
+        return float(beta)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"beta", "step"}``."""

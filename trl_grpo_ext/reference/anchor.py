@@ -53,6 +53,7 @@ class MovingAnchor(ReferenceStrategy):
 
     kind: ClassVar[str] = "moving_anchor"
     meaning: ClassVar[str] = "an adapter that follows the policy"
+    needs_adapter: ClassVar[bool | None] = True
     keeps_adapter: ClassVar[bool] = True
     moves: ClassVar[bool] = True
 
@@ -62,6 +63,7 @@ class MovingAnchor(ReferenceStrategy):
         check_number("rank", self.rank, at_least=1, integer=True, optional=True)
 
     def prepare(self, model: Any) -> None:
+        self.check_adapter(hasattr(model, "peft_config"))
         check_adapter_policy(model, self.kind)
         check_not_partitioned(model, self.kind)
         source = policy_adapter(model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_grpo_ext._strategy import Strategy
+from trl_grpo_ext.errors import ConfigError
 
 REF_ADAPTER = "ref"
 """The adapter that TRL activates for the reference pass if the policy has it; without it, adapters are switched off."""
@@ -29,10 +30,26 @@ class ReferenceStrategy(Strategy, ABC):
     moves: ClassVar[bool] = False
     """Whether `after_step` changes the reference."""
 
+    needs_adapter: ClassVar[bool | None] = None
+    """True: only for a PEFT policy. False: only for one without an adapter. None: for both."""
+
     @property
     def name(self) -> str:
         """The kind, as the log shows it."""
         return vars(type(self)).get("kind", type(self).__name__)
+
+    def check_adapter(self, present: bool) -> None:
+        """Raise `ConfigError` if this reference is not for a policy that has (`present`), or has not, an adapter."""
+        if self.needs_adapter and not present:
+            raise ConfigError(
+                f"reference {self.name!r} needs a PEFT policy, whose adapters can be switched. Pass `peft_config`, or "
+                "leave `reference` unset (or 'full_copy') to use a second model"
+            )
+        if self.needs_adapter is False and present:
+            raise ConfigError(
+                f"reference {self.name!r} is for full fine-tuning; a PEFT policy holds its base model already. Use "
+                "'adapter_off' (the base) or 'frozen_adapter' (the adapter it started from)"
+            )
 
     @abstractmethod
     def prepare(self, model: Any) -> None:

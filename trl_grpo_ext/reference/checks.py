@@ -28,12 +28,7 @@ def check_trainable(model: Any) -> None:
 
 
 def check_adapter_policy(model: Any, kind: str) -> None:
-    """Raise `ConfigError` unless `model` is a PEFT policy whose adapters can be switched without changing the base."""
-    if not hasattr(model, "peft_config"):
-        raise ConfigError(
-            f"reference {kind!r} needs a PEFT policy, whose adapters can be switched; got {type(model).__name__}. "
-            "Pass `peft_config`, or leave `reference` unset (or 'full_copy') to use a second model"
-        )
+    """Raise `ConfigError` unless the adapters of the PEFT policy can be switched without changing the base."""
     if REF_ADAPTER in model.peft_config:
         raise ConfigError(
             f"the policy already has an adapter called {REF_ADAPTER!r}, the name TRL keeps for its reference; remove "

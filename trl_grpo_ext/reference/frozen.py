@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trl_grpo_ext.errors import ConfigError
 from trl_grpo_ext.reference.adapters import add_reference, copy_adapter, differs_from_base, policy_adapter
 from trl_grpo_ext.reference.base import ReferenceStrategy
 from trl_grpo_ext.reference.checks import check_adapter_policy, check_not_partitioned
@@ -29,8 +28,10 @@ class AdapterOff(ReferenceStrategy):
 
     kind: ClassVar[str] = "adapter_off"
     meaning: ClassVar[str] = "the frozen base model, the policy's adapters switched off"
+    needs_adapter: ClassVar[bool | None] = True
 
     def prepare(self, model: Any) -> None:
+        self.check_adapter(hasattr(model, "peft_config"))
         check_adapter_policy(model, self.kind)
         if not self.starts_at_policy(model):
             logger.warning(
@@ -58,9 +59,11 @@ class FrozenAdapter(ReferenceStrategy):
 
     kind: ClassVar[str] = "frozen_adapter"
     meaning: ClassVar[str] = "a frozen copy of the adapter the policy started from"
+    needs_adapter: ClassVar[bool | None] = True
     keeps_adapter: ClassVar[bool] = True
 
     def prepare(self, model: Any) -> None:
+        self.check_adapter(hasattr(model, "peft_config"))
         check_adapter_policy(model, self.kind)
         check_not_partitioned(model, self.kind)
         source = policy_adapter(model)
@@ -81,10 +84,7 @@ class FullCopy(ReferenceStrategy):
 
     kind: ClassVar[str] = "full_copy"
     meaning: ClassVar[str] = "a second, frozen model"
+    needs_adapter: ClassVar[bool | None] = False
 
     def prepare(self, model: Any) -> None:
-        if hasattr(model, "peft_config"):
-            raise ConfigError(
-                f"reference {self.kind!r} is for full fine-tuning; a PEFT policy holds its base model already. Use "
-                "'adapter_off' (the base) or 'frozen_adapter' (the adapter it started from)"
-            )
+        self.check_adapter(hasattr(model, "peft_config"))

@@ -11,7 +11,8 @@ import torch
 from trl_grpo_ext._validate import check_bool
 from trl_grpo_ext.errors import ConfigError, StateError
 from trl_grpo_ext.rewards.backbone import check_whole, classifier_on, frozen_view
-from trl_grpo_ext.rewards.scorer import Loaded, TextScorer
+from trl_grpo_ext.rewards.scorer import Loaded, TextScorer, check_text
+from trl_grpo_ext.rewards.source import check_folder
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class AdapterRewardModel(TextScorer):
     """
 
     kind: ClassVar[str] = "adapter_reward_model"
+    wanted: ClassVar[str] = (
+        "`adapter` must be a Hub id or a folder of a LoRA adapter, as TRL's `RewardTrainer` saves it"
+    )
 
     adapter: str
     max_length: int | None = None
@@ -52,15 +56,9 @@ class AdapterRewardModel(TextScorer):
     any_base: bool = False
     state: Loaded = field(init=False, repr=False, compare=False, default_factory=Loaded)
 
-    def __post_init__(self) -> None:
-        if hasattr(self.adapter, "__fspath__"):
-            object.__setattr__(self, "adapter", str(self.adapter))
-        super().__post_init__()
-
     def validate(self) -> None:
         super().validate()
-        if not isinstance(self.adapter, str):
-            raise ConfigError(f"`adapter` must be a folder or a Hub id, got {type(self.adapter).__name__}")
+        check_text("adapter", self.adapter, "a folder or a Hub id")
         check_bool("add_special_tokens", self.add_special_tokens)
         check_bool("any_base", self.any_base)
 
@@ -78,14 +76,15 @@ class AdapterRewardModel(TextScorer):
                 f"{self.__name__} needs a PEFT policy, whose backbone is frozen; got {type(model).__name__}. Pass a "
                 "`peft_config`, or use a `RewardModel` of its own"
             )
-        trained_on = self._config().base_model_name_or_path
+        with self._explained():
+            trained_on = self.load_config().base_model_name_or_path
+            self._labels()
         here = model.get_base_model().config._name_or_path
         if not self.any_base and not _same_model(trained_on, here):
             raise ConfigError(
                 f"{self.__name__} was trained on {trained_on!r}, but the policy's base model is {here!r}; scores would "
                 "mean nothing. If these are the same weights, say so with `any_base=True`"
             )
-        self._labels()
         self.state.module = None
         self.state.policy, self.state.policy_tokenizer = model, tokenizer
 
@@ -108,21 +107,19 @@ class AdapterRewardModel(TextScorer):
                 classifier_on(backbone, causal.config, labels), self.adapter, torch_device=str(causal.device)
             )
         module.config.use_cache = False
-        return module.eval(), self._tokenizer()
+        return module.eval(), self.load_tokenizer()
 
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
+    @property
+    def tokenizer_source(self) -> str | None:
         folder = Path(self.adapter)
-        if self.tokenizer is not None:
-            return AutoTokenizer.from_pretrained(self.tokenizer)
-        if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-            return self.state.policy_tokenizer
-        return AutoTokenizer.from_pretrained(self.adapter)
+        if self.tokenizer is None and folder.is_dir() and not (folder / "tokenizer_config.json").exists():
+            return None
+        return self.tokenizer or self.adapter
 
-    def _config(self) -> Any:
+    def load_config(self) -> Any:
         from peft import PeftConfig
 
+        check_folder(self.adapter, "adapter_config.json")
         return PeftConfig.from_pretrained(self.adapter)
 
     def _labels(self) -> int:

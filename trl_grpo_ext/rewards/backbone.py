@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from types import MethodType
 from typing import Any
@@ -32,6 +33,9 @@ def frozen_view(module: nn.Module) -> nn.Module:
             view.__dict__[name] = OrderedDict()
         elif isinstance(value, MethodType) and value.__self__ is module:  # patched on the object, as kernels do
             view.__dict__[name] = MethodType(value.__func__, view)
+        elif isinstance(value, functools.partial) and value.args and value.args[0] is module:
+            # As accelerate does for models that a device map places
+            view.__dict__[name] = functools.partial(value.func, view, *value.args[1:], **value.keywords)
     view.__dict__["training"] = False
     return view
 
@@ -80,9 +84,9 @@ def classifier_on(backbone: nn.Module, config: Any, labels: int) -> nn.Module:
             f"{type(classifier).__name__} needs a {expected.__name__} as backbone, got {type(backbone).__name__}"
         )
     setattr(classifier, prefix, backbone)
-    weight = next(backbone.parameters())
+    weight, *_, last = backbone.parameters()
     dtype = weight.dtype if weight.is_floating_point() else torch.float32
     for name, part in classifier.named_children():
-        if name != prefix:
-            part.to_empty(device=weight.device).to(dtype)
+        if name != prefix:  # beside the last layer: a device map may have spread the backbone
+            part.to_empty(device=last.device).to(dtype)
     return classifier.requires_grad_(False).eval()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from trl_grpo_ext._strategy import Strategy
-from trl_grpo_ext.errors import ConfigError, RewardError
+from trl_grpo_ext._suggest import shortened
+from trl_grpo_ext.errors import ConfigError, GRPOExtError, RewardError
+
+
+class ReadingError(RewardError):
+    """A reward function raised while its scores were read (a generator): an error of its own, not a wrong result."""
 
 
 class _SyncOrAsync:
@@ -30,7 +36,8 @@ class RewardWrapper(Strategy, ABC):
     stays None, an async inner function makes the wrapper async. `inner` may be given as an object, a spec, the name
     of a TRL reward function, or ``"module:function"``.
 
-    Raises `RewardError` (a ``ValueError``) that names the inner function if it returns the wrong number of scores.
+    Raises `RewardError` (a ``ValueError``) that names the inner function if it returns something else than one number
+    or None per completion.
     """
 
     family: ClassVar[str] = "reward"
@@ -65,14 +72,22 @@ class RewardWrapper(Strategy, ABC):
         return f"{vars(type(self)).get('kind', type(self).__name__)}({callable_name(self.inner)})"
 
     def _call(self, *, completions: Sequence[Any], completion_ids: Any = None, **columns: Any) -> list[float | None]:
-        raw = self.inner(completions=completions, completion_ids=completion_ids, **columns)
+        raw = self._score(completions=completions, completion_ids=completion_ids, **columns)
         return self._reshape(raw, completions, completion_ids, columns)
 
     async def _call_async(self, *, completions: Any, completion_ids: Any = None, **columns: Any) -> list[float | None]:
-        raw = await self.inner(completions=completions, completion_ids=completion_ids, **columns)
+        raw = await self._score_async(completions=completions, completion_ids=completion_ids, **columns)
         return self._reshape(raw, completions, completion_ids, columns)
 
-    def _reshape(self, raw: Any, completions: Any, completion_ids: Any, columns: dict[str, Any]) -> list[float | None]:
+    def _score(self, **columns: Any) -> list[float | None]:
+        return scores_of(self.inner, callable_name(self.inner), **columns)
+
+    async def _score_async(self, **columns: Any) -> list[float | None]:
+        return await scores_of_async(self.inner, callable_name(self.inner), **columns)
+
+    def _reshape(
+        self, raw: list[float | None], completions: Any, completion_ids: Any, columns: dict[str, Any]
+    ) -> list[float | None]:
         if self.needs_completion_ids:
             if completion_ids is None:
                 raise RewardError(f"{self.__name__} needs `completion_ids`: it counts tokens")
@@ -80,21 +95,25 @@ class RewardWrapper(Strategy, ABC):
                 raise RewardError(
                     f"{self.__name__} got {len(completion_ids)} `completion_ids` for {len(completions)} completions"
                 )
-        scores = as_scores(raw, len(completions), callable_name(self.inner))
-        return self.reshape(scores, completion_ids, completions=completions, **columns)
+        return self.reshape(raw, completion_ids, completions=completions, **columns)
 
 
-def as_scores(raw: Any, expected: int, name: str) -> list[float | None]:
-    """Return what the reward function called `name` returned as numbers and None (also for NaN), one per completion.
+def scores_of(function: Callable[..., Any], name: str, /, **columns: Any) -> list[float | None]:
+    """Return the scores of the reward function called `name`, as numbers and None (also for NaN).
 
-    Raises `RewardError` if it is anything else, or not `expected` of them.
+    Raises `RewardError` if they are anything else, or not one per completion, and `ReadingError` for what a generator
+    raises. What the function itself raises is not touched.
     """
-    try:
-        scores = [None if score is None or (number := float(score)) != number else number for score in raw]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RewardError(
-            f"reward function {name!r} must return a list of numbers or None, got {_shortened(raw)}"
-        ) from error
+    return _as_scores(function(**columns), len(columns["completions"]), name)
+
+
+async def scores_of_async(function: Callable[..., Any], name: str, /, **columns: Any) -> list[float | None]:
+    """As `scores_of`, for an async function."""
+    return _as_scores(await function(**columns), len(columns["completions"]), name)
+
+
+def _as_scores(raw: Any, expected: int, name: str) -> list[float | None]:
+    scores = as_numbers(raw, f"reward function {name!r}")
     if len(scores) != expected:
         raise RewardError(
             f"reward function {name!r} returned {len(scores)} scores for {expected} completions; "
@@ -103,9 +122,35 @@ def as_scores(raw: Any, expected: int, name: str) -> list[float | None]:
     return scores
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}... of type {type(value).__name__}"
+def as_numbers(raw: Any, who: str) -> list[float | None]:
+    """Return what `who` (a function, for errors) returned as numbers and None (also for NaN)."""
+    values = raw
+    try:
+        if isinstance(raw, (str, bytes, bytearray, Mapping, Set)):  # iterable, but their items are no scores in order
+            raise TypeError("not a list")
+        values = _read(iter(raw), who)
+        return [None if value is None else _as_number(value) for value in values]
+    except GRPOExtError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RewardError(f"{who} must return a list of numbers or None, got {shortened(values)}") from error
+
+
+def _read(values: Iterator[Any], who: str) -> list[Any]:
+    try:
+        return list(values)
+    except GRPOExtError:
+        raise
+    except Exception as error:
+        raise ReadingError(f"{who} raised {type(error).__name__}: {error} while its scores were read") from error
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf if value > 0 else -math.inf
+    return None if math.isnan(number) else number
 
 
 def inner_functions(function: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards.base import as_scores, is_async
+from trl_grpo_ext.rewards.base import is_async, scores_of, scores_of_async
 from trl_grpo_ext.rewards.limits import await_within, interrupt_after
 
 
@@ -37,8 +37,7 @@ class RewardGuard:
 
             async def guarded_async(**columns: Any) -> list[float | None]:
                 try:
-                    raw = await await_within(self.seconds, function, **columns)
-                    return as_scores(raw, len(columns["completions"]), name)
+                    return await await_within(self.seconds, scores_of_async, function, name, **columns)
                 except Exception as error:
                     return self._failed(name, error, len(columns["completions"]))
 
@@ -46,8 +45,7 @@ class RewardGuard:
 
         def guarded(**columns: Any) -> list[float | None]:
             try:
-                raw = interrupt_after(self.seconds, function, **columns)
-                return as_scores(raw, len(columns["completions"]), name)
+                return interrupt_after(self.seconds, scores_of, function, name, **columns)
             except Exception as error:
                 return self._failed(name, error, len(columns["completions"]))
 

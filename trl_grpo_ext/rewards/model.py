@@ -16,7 +16,8 @@ from trl_grpo_ext._validate import check_bool, check_choice
 from trl_grpo_ext.errors import CompatibilityError, ConfigError
 from trl_grpo_ext.rewards.packing import Ids
 from trl_grpo_ext.rewards.quantized import shrink_embedding
-from trl_grpo_ext.rewards.scorer import Loaded, TextScorer
+from trl_grpo_ext.rewards.scorer import Loaded, TextScorer, check_text
+from trl_grpo_ext.rewards.source import check_folder
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _FSDP_LOADS_ON_ONE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -37,7 +38,7 @@ class RewardModel(TextScorer):
       ``rewards/<name>/truncated_frac`` tells how many.
     - `token_budget`: most padded tokens in one forward pass. Rows are sorted by length and packed under it, equal rows
       are scored once, and if memory runs out it is halved.
-    - `tokenizer`: if not the model's own.
+    - `tokenizer`: if not the model's own, a Hub id or a folder.
     - `chat_template`: for messages, if not the tokenizer's own; its text, or a .jinja file.
     - `label`: which output is the score. `add_special_tokens`: for models that expect [CLS]; TRL's path adds none.
     - `revision`, `trust_remote_code`: as in transformers, of this model only.
@@ -53,6 +54,7 @@ class RewardModel(TextScorer):
     """
 
     kind: ClassVar[str] = "reward_model"
+    wanted: ClassVar[str] = "`model` must be a Hub id, or a folder with a whole sequence-classification model"
 
     model: str
     bits: int | None = 4
@@ -70,16 +72,14 @@ class RewardModel(TextScorer):
     state: Loaded = field(init=False, repr=False, compare=False, default_factory=Loaded)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", _as_path(self.model))
-        object.__setattr__(self, "tokenizer", _as_path(self.tokenizer))
         if isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         super().__post_init__()
 
     def validate(self) -> None:
         super().validate()
-        if not isinstance(self.model, str):
-            raise ConfigError(f"`model` must be a Hub id or a folder, got {type(self.model).__name__}")
+        check_text("model", self.model, "a Hub id or a folder")
+        check_text("revision", self.revision, "a branch, tag or commit of the Hub, or None", optional=True)
         check_choice("bits", self.bits, (4, 8, None))
         check_choice("quant_type", self.quant_type, ("nf4", "fp4"))
         check_choice("dtype", self.dtype, _DTYPES)
@@ -94,19 +94,34 @@ class RewardModel(TextScorer):
         with _without_cast_warnings():
             return super()._forward(batch)
 
-    def load_parts(self) -> tuple[Any, Any]:
-        from accelerate import PartialState
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    @property
+    def tokenizer_options(self) -> dict[str, Any]:
+        return {"trust_remote_code": self.trust_remote_code} if self.tokenizer else self._hub
 
-        device = PartialState().device
-        hub = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
-        config = AutoConfig.from_pretrained(self.model, **hub)
+    @property
+    def _hub(self) -> dict[str, Any]:
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def load_config(self) -> Any:
+        from transformers import AutoConfig
+
+        check_folder(self.model, "config.json")
+        config = AutoConfig.from_pretrained(self.model, **self._hub)
         if self.label >= config.num_labels:
             raise ConfigError(f"`label` is {self.label}, but {self.model!r} has {config.num_labels} outputs")
-        options: dict[str, Any] = {"dtype": self.dtype, **hub}
-        if self.bits is not None and getattr(config, "quantization_config", None) is None:
-            options["quantization_config"] = self._quantization(config)
+        return config
+
+    def load_parts(self) -> tuple[Any, Any]:
+        from accelerate import PartialState
+        from transformers import AutoModelForSequenceClassification
+
+        device, config, tokenizer = PartialState().device, self.load_config(), self.load_tokenizer()
+        options: dict[str, Any] = {"dtype": self.dtype, **self._hub}
+        saved_quantized = getattr(config, "quantization_config", None) is not None
+        if self.bits is not None or saved_quantized:  # not every such model can be moved afterwards
             options["device_map"] = {"": str(device)}
+        if self.bits is not None and not saved_quantized:
+            options["quantization_config"] = self._quantization(config)
         with _loading_whole():
             module, info = AutoModelForSequenceClassification.from_pretrained(
                 self.model, output_loading_info=True, **options
@@ -119,13 +134,9 @@ class RewardModel(TextScorer):
             )
         if "quantization_config" in options:
             shrink_embedding(module)
-        else:
+        if "device_map" not in options:
             module.to(device)
         module.config.use_cache = False
-        source = {"revision": self.revision} if self.tokenizer is None else {}
-        tokenizer = AutoTokenizer.from_pretrained(
-            self.tokenizer or self.model, trust_remote_code=self.trust_remote_code, **source
-        )
         return module.eval().requires_grad_(False), tokenizer
 
     def _quantization(self, config: Any) -> Any:
@@ -202,7 +213,3 @@ def _without_cast_warnings() -> Iterator[None]:
 
 def _no_casts(record: logging.LogRecord) -> bool:
     return "inputs will be cast" not in str(record.msg)
-
-
-def _as_path(value: Any) -> Any:
-    return str(value) if hasattr(value, "__fspath__") else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +16,8 @@ from trl_grpo_ext._validate import check_number
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.errors import ConfigError, RewardError
 from trl_grpo_ext.functional.pairs import draw_pairs, win_rates
-from trl_grpo_ext.rewards.base import callable_name, is_async
+from trl_grpo_ext.rewards.base import as_numbers, callable_name, is_async
+from trl_grpo_ext.rewards.limits import run_async
 from trl_grpo_ext.rewards.shaping import ShapingStrategy
 
 
@@ -68,7 +68,7 @@ class PairwiseWinRate(ShapingStrategy):
         if not callable(self.judge):
             raise ConfigError(f"`judge` must be a function or 'module:function', got {self.judge!r}")
         check_number("pairs", self.pairs, at_least=1, integer=True, optional=True)
-        check_number("seed", self.seed, at_least=0, integer=True)
+        check_number("seed", self.seed, at_least=0, at_most=2**63 - 1, integer=True)  # torch's generators take no more
 
     def __call__(self, batch: RewardBatch, **context: Any) -> RewardBatch:
         if batch.prompts is None or batch.completions is None:
@@ -90,18 +90,14 @@ class PairwiseWinRate(ShapingStrategy):
         if not len(first):
             return torch.zeros(0, dtype=torch.float64)
         a, b = first.tolist() + second.tolist(), second.tolist() + first.tolist()
-        answers = self.judge([prompts[i] for i in a], [completions[i] for i in a], [completions[i] for i in b])
-        if is_async(self.judge):
-            answers = asyncio.run(answers)  # type: ignore[arg-type]  # a coroutine
+        texts = [prompts[i] for i in a], [completions[i] for i in a], [completions[i] for i in b]
+        answers = run_async(self.judge, *texts) if is_async(self.judge) else self.judge(*texts)
         forward, backward = torch.tensor(self._checked(answers, len(a)), dtype=torch.float64).chunk(2)
         return (forward + 1 - backward) / 2
 
     def _checked(self, answers: Any, expected: int) -> list[float]:
         name = callable_name(self.judge)
-        try:
-            numbers = [math.nan if answer is None else float(answer) for answer in answers]
-        except (TypeError, ValueError) as error:
-            raise RewardError(f"judge {name!r} must return a list of numbers in [0, 1], got {answers!r}") from error
+        numbers = [math.nan if number is None else number for number in as_numbers(answers, f"judge {name!r}")]
         if len(numbers) != expected:
             raise RewardError(f"judge {name!r} returned {len(numbers)} answers for {expected} pairs")
         outside = [number for number in numbers if not math.isnan(number) and not 0 <= number <= 1]

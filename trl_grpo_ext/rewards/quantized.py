@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_ROWS = 8192
+"""How many rows of an embedding are quantized at a time."""
+
 
 class Int8Embedding(nn.Module):
     """A frozen embedding in 8 bits: each row is integers in [-127, 127] times the row's scale.
@@ -25,14 +28,20 @@ class Int8Embedding(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        rows = weight.detach().float()
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        self.register_buffer("weight", (rows / scale).round().to(torch.int8))
-        self.register_buffer("scale", scale)
+        # Row by row it is the same, and some at a time keep the float32 copies small: this happens on the device
+        parts = [_quantized(rows) for rows in weight.detach().split(_ROWS)]
+        for name, part in zip(("weight", "scale"), zip(*parts, strict=True), strict=True):
+            self.register_buffer(name, torch.cat(part))
         self.dtype = weight.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
         return (self.weight[ids].float() * self.scale[ids]).to(self.dtype)
+
+
+def _quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows.float()
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    return (rows / scale).round().to(torch.int8), scale
 
 
 def shrink_embedding(module: Any) -> None:

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 from trl_grpo_ext._validate import check_number
 from trl_grpo_ext.errors import ConfigError, GRPOExtError
-from trl_grpo_ext.rewards.base import RewardWrapper, callable_name, inner_functions
+from trl_grpo_ext.rewards.base import (
+    ReadingError,
+    RewardWrapper,
+    callable_name,
+    inner_functions,
+    scores_of,
+    scores_of_async,
+)
 from trl_grpo_ext.rewards.limits import await_within, call_within
 
 logger = logging.getLogger(__name__)
@@ -30,9 +37,9 @@ class RetryReward(RewardWrapper):
 
     A function runs in a thread of its own, and one that is out of time is left there: it can't be killed, its late
     result and log entries are dropped. An async function runs in the trainer's event loop and is cancelled; if it
-    blocks that loop, nothing can interrupt it. Errors of this package, such as a wrong number of scores, are bugs and
-    not outages, and are raised at once. A reward that works on the policy itself can't be left half-way, and is
-    refused.
+    blocks that loop, nothing can interrupt it. Errors of this package, such as a wrong number of scores or a reward
+    model that is not there, are mistakes and not outages, and are raised at once. A reward that works on the policy
+    itself can't be left half-way, and is refused.
 
     Use it for everything that leaves the process. Don't use it to silence a function that fails on *some inputs*:
     return None for these rows instead.
@@ -71,31 +78,42 @@ class RetryReward(RewardWrapper):
     ) -> list[float | None]:
         return raw
 
-    def _call(self, *, completions: Sequence[Any], completion_ids: Any = None, **columns: Any) -> list[float | None]:
+    def _score(self, **columns: Any) -> list[float | None]:
         tries = _Tries(self, columns)
         for held in tries:
             try:
-                raw = call_within(
-                    self.timeout, self.inner, completions=completions, completion_ids=completion_ids, **held.columns
-                )
-            except Exception as error:  # noqa: PERF203
-                tries.failed(error)
-            else:
-                return self._reshape(tries.succeeded(raw, held), completions, completion_ids, columns)
-        return tries.unscored(len(completions))
+                outcome = call_within(self.timeout, _attempt, self.inner, **held.columns)
+            except TimeoutError as error:
+                outcome = error
+            if (scores := tries.scores(outcome, held)) is not None:
+                return scores
+        return tries.unscored()
 
-    async def _call_async(self, *, completions: Any, completion_ids: Any = None, **columns: Any) -> list[float | None]:
+    async def _score_async(self, **columns: Any) -> list[float | None]:
         tries = _Tries(self, columns)
         for held in tries:
             try:
-                raw = await await_within(
-                    self.timeout, self.inner, completions=completions, completion_ids=completion_ids, **held.columns
-                )
-            except Exception as error:  # noqa: PERF203
-                tries.failed(error)
-            else:
-                return self._reshape(tries.succeeded(raw, held), completions, completion_ids, columns)
-        return tries.unscored(len(completions))
+                outcome = await await_within(self.timeout, _attempt_async, self.inner, **held.columns)
+            except TimeoutError as error:
+                outcome = error
+            if (scores := tries.scores(outcome, held)) is not None:
+                return scores
+        return tries.unscored()
+
+
+def _attempt(function: Callable[..., Any], /, **columns: Any) -> list[float | None] | Exception:
+    """Return the scores, or what the function raised: then whatever *is* raised comes from the waiting for it."""
+    try:
+        return scores_of(function, callable_name(function), **columns)
+    except Exception as error:
+        return error
+
+
+async def _attempt_async(function: Callable[..., Any], /, **columns: Any) -> list[float | None] | Exception:
+    try:
+        return await scores_of_async(function, callable_name(function), **columns)
+    except Exception as error:
+        return error
 
 
 class _HeldLogs:
@@ -125,8 +143,17 @@ class _Tries:
     def __iter__(self) -> Any:
         return (_HeldLogs(self.columns) for _ in range(self.reward.retries + 1))
 
-    def failed(self, error: Exception) -> None:
-        if isinstance(error, GRPOExtError):
+    def scores(self, outcome: list[float | None] | Exception, held: _HeldLogs) -> list[float | None] | None:
+        """Return the scores of a try that worked, with its log entries let through; None for one that failed."""
+        if isinstance(outcome, Exception):
+            self._failed(outcome)
+            return None
+        held.release()
+        self._log(unscored=0.0)
+        return outcome
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, GRPOExtError) and not isinstance(error, ReadingError):
             raise error
         self.failures += 1
         self.reward.counts["failed_tries"] += 1
@@ -136,12 +163,8 @@ class _Tries:
             callable_name(self.reward.inner), self.failures, self.reward.retries + 1, type(error).__name__, error,
         )  # fmt: skip
 
-    def succeeded(self, raw: Any, held: _HeldLogs) -> Any:
-        held.release()
-        self._log(unscored=0.0)
-        return raw
-
-    def unscored(self, rows: int) -> list[float | None]:
+    def unscored(self) -> list[float | None]:
+        rows = len(self.columns["completions"])
         self.reward.counts["unscored_batches"] += 1
         logger.warning(
             "Reward function %r failed %d times: the %d completions of this batch stay unscored by it.",

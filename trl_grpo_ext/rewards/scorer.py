@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 
 from trl_grpo_ext._strategy import Strategy
+from trl_grpo_ext._suggest import shortened
 from trl_grpo_ext._validate import check_number
+from trl_grpo_ext.errors import ConfigError
 from trl_grpo_ext.rewards.packing import Ids, score_packed
-from trl_grpo_ext.rewards.text import Encoder, position_limit
+from trl_grpo_ext.rewards.source import check_folder, check_weights, is_hub_id, load_errors
+from trl_grpo_ext.rewards.text import Encoder, position_limit, position_table, read_template
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +41,8 @@ class Loaded:
         self.budget: int | None = None
         self.policy: Any = None
         self.policy_tokenizer: Any = None
+        self.scoring = threading.Lock()
+        """One batch at a time: a try that `RetryReward` has given up may still be at work, with this padding token."""
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[()]]:
         return (Loaded, ())
@@ -47,27 +55,85 @@ class TextScorer(Strategy, ABC):
     """
 
     family: ClassVar[str] = "reward"
+    wanted: ClassVar[str]
+    """What `source` must be, for errors."""
 
     max_length: int | None
     token_budget: int
+    tokenizer: str | None
     chat_template: str | None
     label: int
     add_special_tokens: bool
     state: Loaded
 
+    def __post_init__(self) -> None:
+        for part in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, part.name)
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, part.name, os.fspath(value))
+        super().__post_init__()
+
     def validate(self) -> None:
         check_number("max_length", self.max_length, at_least=1, integer=True, optional=True)
         check_number("token_budget", self.token_budget, at_least=1, integer=True)
         check_number("label", self.label, at_least=0, integer=True)
+        check_text("tokenizer", self.tokenizer, "a Hub id, a folder or None", optional=True)
+        check_text("chat_template", self.chat_template, "a template, the name of a .jinja file or None", optional=True)
 
     @property
     @abstractmethod
     def source(self) -> str:
         """Where the weights come from."""
 
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Where the tokenizer comes from; None if it is the policy's."""
+        return self.tokenizer or self.source
+
+    @property
+    def tokenizer_options(self) -> dict[str, Any]:
+        """How the tokenizer is loaded."""
+        return {}
+
+    @abstractmethod
+    def load_config(self) -> Any:
+        """Return the config of `source`; raise if there is none, or if it does not go with the fields."""
+
     @abstractmethod
     def load_parts(self) -> tuple[Any, Any]:
         """Return the classifier, frozen and on its device, and its tokenizer."""
+
+    def load_tokenizer(self) -> Any:
+        """Return the tokenizer; raise `ConfigError` if there is none."""
+        from transformers import AutoTokenizer
+
+        source = self.tokenizer_source
+        if source is None:
+            return self.state.policy_tokenizer
+        with load_errors(self.__name__, f"its tokenizer from {source!r}", "give `tokenizer`, a Hub id or a folder"):
+            check_folder(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, **self.tokenizer_options)
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made up by transformers, where there is no file
+                raise FileNotFoundError("there is no vocabulary in it")
+        return tokenizer
+
+    def check_source(self) -> None:
+        """Raise `ConfigError` now, not on first use, if a folder that the model or its tokenizer is in can't be loaded.
+
+        Cheap: reads configs, the tokenizer and the headers of the weights. What is on the Hub is not looked at, so
+        nothing is downloaded.
+        """
+        read_template(self.chat_template)
+        with self._explained():
+            if not is_hub_id(self.source):
+                self.load_config()
+                check_weights(self.source)
+        if self.tokenizer_source is not None and not is_hub_id(self.tokenizer_source):
+            self.load_tokenizer()
+
+    def _explained(self) -> AbstractContextManager[None]:
+        """While active, an error becomes one that says which reward can't be loaded, why, and what to do."""
+        return load_errors(self.__name__, repr(self.source), self.wanted)
 
     @property
     def __name__(self) -> str:
@@ -82,19 +148,29 @@ class TextScorer(Strategy, ABC):
         """Load the weights now rather than on first use; return self."""
         with _LOADING:
             if self.state.module is None:
-                module, tokenizer = self.load_parts()
-                limit = position_limit(module, tokenizer) if self.max_length is None else self.max_length
+                with self._explained():
+                    module, tokenizer = self.load_parts()
                 self.state.encoder = Encoder(
                     tokenizer,
                     name=self.source,
                     chat_template=self.chat_template,
-                    limit=limit,
+                    limit=self._limit(module, tokenizer),
                     special_tokens=self.add_special_tokens,
                 )
                 ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
                 self.state.pad = next(number for number in ids if number is not None)
                 self.state.module = module
         return self
+
+    def _limit(self, module: Any, tokenizer: Any) -> int | None:
+        """Return how many tokens of a row are read; raise `ConfigError` if that is more than the model can."""
+        most = position_table(module)
+        if self.max_length is not None and most is not None and self.max_length > most:
+            raise ConfigError(
+                f"`max_length` must be <= {most}, the most that {self.source!r} can read, got {self.max_length}; lower "
+                "it, or leave it out for that many"
+            )
+        return position_limit(module, tokenizer) if self.max_length is None else self.max_length
 
     def __call__(
         self,
@@ -105,17 +181,17 @@ class TextScorer(Strategy, ABC):
     ) -> list[float | None]:
         """Return one score per completion; None where the model gives no finite number, or has nothing to read."""
         self.load()
-        rows, cut = self.state.encoder(prompts, completions)  # type: ignore[misc]  # loaded
+        with self.state.scoring:
+            rows, cut = self.state.encoder(prompts, completions)  # type: ignore[misc]  # loaded
+            device = next(self.module.parameters()).device
+            found, self.state.budget = score_packed(
+                [row for row in rows if len(row)],
+                self._forward,
+                budget=self.state.budget or self.token_budget,
+                waste=_FORWARD_COST.get(device.type, _ACCELERATOR_FORWARD_COST),
+            )
         if log_metric is not None and rows:
             log_metric(f"rewards/{self.__name__}/truncated_frac", cut / len(rows))
-        readable = [row for row in rows if len(row)]
-        device = next(self.module.parameters()).device
-        found, self.state.budget = score_packed(
-            readable,
-            self._forward,
-            budget=self.state.budget or self.token_budget,
-            waste=_FORWARD_COST.get(device.type, _ACCELERATOR_FORWARD_COST),
-        )
         scores = iter(found)
         result = [next(scores) if len(row) else math.nan for row in rows]
         broken = sum(not math.isfinite(score) for score in result)
@@ -146,3 +222,9 @@ class TextScorer(Strategy, ABC):
             pad = next(number for number in (pad, *range(len(last) + 1)) if number not in last)
             self.module.config.get_text_config().pad_token_id = pad
         return pad
+
+
+def check_text(name: str, value: Any, expected: str, *, optional: bool = False) -> None:
+    """Raise `ConfigError` unless `value` is text that is not empty (or None, where `optional`)."""
+    if not (isinstance(value, str) and value) and not (optional and value is None):
+        raise ConfigError(f"`{name}` must be {expected}, got {shortened(value)}")

@@ -101,8 +101,7 @@ class PassRateLengthPenalty(ShapingStrategy):
 
     The more often a prompt is solved, the more its length costs: easy prompts are shortened, while for hard ones,
     where thinking longer is how they get solved at all, length stays free. Scores should be such that 0 is "never
-    solved" and 1
-    "always"; set `max_length` to `max_completion_length`. Unscored rows stay unscored.
+    solved" and 1 "always"; set `max_length` to `max_completion_length`. Unscored rows stay unscored.
 
     Use it for prompts of mixed difficulty. The penalty has no floor: an always-solved prompt is shortened until it
     breaks, then recovers; a small `weight` (0.1 to 0.3 of a correct answer) keeps that gentle.

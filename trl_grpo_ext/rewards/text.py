@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,16 @@ class Encoder:
         return self.tokenizer(text=texts, add_special_tokens=self.special_tokens, verbose=False, **options)["input_ids"]
 
     def _tokenize_cut(self, texts: list[str]) -> list[list[int]]:
-        """As `_tokenize`, cut so that special tokens at the start stay; on a copy, since the side is a setting."""
+        """As `_tokenize`, cut so that special tokens at the start stay."""
+        options = {"add_special_tokens": True, "truncation": True, "max_length": self.limit}
+        return self._cutting_tokenizer(text=texts, **options)["input_ids"]
+
+    @functools.cached_property
+    def _cutting_tokenizer(self) -> Any:
+        """A copy, since the side that is cut is a setting."""
         tokenizer = copy.deepcopy(self.tokenizer)
         tokenizer.truncation_side = "left"
-        return tokenizer(text=texts, add_special_tokens=True, truncation=True, max_length=self.limit)["input_ids"]
+        return tokenizer
 
 
 def read_template(chat_template: str | None) -> str | None:
@@ -75,13 +82,24 @@ def read_template(chat_template: str | None) -> str | None:
 
 
 def position_limit(module: Any, tokenizer: Any) -> int | None:
-    """Return how many tokens the model can read, None if it does not say."""
-    limits = [getattr(module.config.get_text_config(), "max_position_embeddings", None)]
-    limits.append(getattr(tokenizer, "model_max_length", None))
-    for name, part in module.named_modules():
-        if name.endswith("position_embeddings") and getattr(part, "num_embeddings", None):
-            # RoBERTa counts positions from behind the padding index
-            offset = 0 if part.padding_idx is None else part.padding_idx + 1
-            limits.append(part.num_embeddings - offset)
-    known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9]
-    return min(known, default=None)
+    """Return how many tokens the model is meant to read, None if it does not say."""
+    return _least(_stated_positions(module), position_table(module), getattr(tokenizer, "model_max_length", None))
+
+
+def position_table(module: Any) -> int | None:
+    """Return how many positions the model has learnt, the most that it can read; None if it computes them."""
+    tables = [
+        # RoBERTa counts positions from behind the padding index
+        part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+        for name, part in module.named_modules()
+        if name.endswith(("position_embeddings", "embed_positions", "wpe")) and hasattr(part, "num_embeddings")
+    ]
+    return _least(*tables, _stated_positions(module)) if tables else None
+
+
+def _stated_positions(module: Any) -> Any:
+    return getattr(module.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _least(*limits: Any) -> int | None:
+    return min((limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9), default=None)
