@@ -96,3 +96,19 @@ def test_user_errors_end_in_one_line_and_status_2(arguments, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    command = [sys.executable, "-m", "trl_grpo_ext.cli", "strategies", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert not process.stderr.read()
+        assert process.wait(timeout=60) == 141
+
+
+def test_a_strategy_from_the_working_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_advantages.py").write_text("from trl_grpo_ext import Rank\n\n\nclass Own(Rank):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["advantages", "1", "2", "--strategy", "my_advantages:Own"]) == 0
+    assert "-0.5000    0.5000" in capsys.readouterr().out

@@ -34,6 +34,7 @@ _EXPORTS = {
     "batch": ("RewardBatch",),
     "config": ("GRPOExtConfig",),
     "errors": (
+        "ArgumentError",
         "CompatibilityError",
         "ConfigError",
         "GRPOExtError",

@@ -54,6 +54,9 @@ from trl_grpo_ext.advantages import (
 from trl_grpo_ext.batch import RewardBatch as RewardBatch
 from trl_grpo_ext.config import GRPOExtConfig as GRPOExtConfig
 from trl_grpo_ext.errors import (
+    ArgumentError as ArgumentError,
+)
+from trl_grpo_ext.errors import (
     CompatibilityError as CompatibilityError,
 )
 from trl_grpo_ext.errors import (

@@ -26,6 +26,10 @@ class RewardError(GRPOExtError, ValueError):
     """A reward function that did not return what TRL's reward contract asks for."""
 
 
+class ArgumentError(GRPOExtError, TypeError):
+    """A keyword that the trainer does not take."""
+
+
 class StateError(GRPOExtError, RuntimeError):
     """A saved state that does not fit the strategy it is loaded into, or a strategy that was never called."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from trl_grpo_ext._strategy import check_size
 from trl_grpo_ext._suggest import shortened
-from trl_grpo_ext._validate import plain
+from trl_grpo_ext._validate import check_number, plain
 from trl_grpo_ext.errors import ConfigError, SpecError
 from trl_grpo_ext.kl import resolve_weighting
 from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, STRATEGY_FIELDS, build_field, to_spec
@@ -93,6 +93,25 @@ def load_strategies(
 
         args = GRPOExtConfig(output_dir="out", beta=0.01, **load_strategies("user/model"))
     """
+    return load_saved(repo_or_path, revision, trust_remote_code, token=token).specs
+
+
+class Saved(NamedTuple):
+    """What a run has saved: config field -> spec, and its beta if it had a KL."""
+
+    specs: dict[str, Any]
+    beta: float | None
+
+
+def load_saved(
+    repo_or_path: str | Path,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    token: str | bool | None = None,
+    without: Collection[str] = (),
+) -> Saved:
+    """As `load_strategies`, with the run's beta, and but for the fields `without`, which are not looked at."""
     if not isinstance(repo_or_path, (str, Path)) or not str(repo_or_path).strip():
         raise ConfigError(f"expected a folder, a file or a Hub repository, got {shortened(repo_or_path)}")
     source = repr(str(repo_or_path))
@@ -107,16 +126,19 @@ def load_strategies(
         raise ConfigError(f"{STRATEGIES_FILE} of {source} can't be read: {error.strerror}") from error
     if not isinstance(content, dict):
         raise SpecError(f"{STRATEGIES_FILE} of {source} must hold an object, got {type(content).__name__}")
-    specs = {name: spec for name, spec in content.items() if name != "_meta" and spec is not None}
+    meta = content.pop("_meta", None)
+    specs = {name: spec for name, spec in content.items() if spec is not None and name not in without}
     try:
         check_size(specs)
         for name, spec in specs.items():
             build_field(name, spec, remote=remote, trust_remote_code=trust_remote_code)
+        beta = meta.get("beta") if isinstance(meta, dict) else None
+        check_number("_meta.beta", beta, at_least=0, optional=True)
     except ConfigError as error:
         raise type(error)(f"{source}: {error}") from error
     except RecursionError as error:  # JSON text in JSON text in JSON text
         raise SpecError(f"{source}: the specs nest too deep") from error
-    return specs
+    return Saved(specs, beta)
 
 
 def _exists(path: Path) -> bool:

@@ -21,13 +21,14 @@ from trl_grpo_ext import _trl, hub
 from trl_grpo_ext._outputs import checked_advantages
 from trl_grpo_ext._resume import check_resumed_strategies, read_object
 from trl_grpo_ext._strategy import Strategy
+from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext._trainer_kl import KLMixin
 from trl_grpo_ext._trainer_reference import ReferenceMixin
 from trl_grpo_ext._trainer_rewards import RewardsMixin
 from trl_grpo_ext.advantages import AdvantageStrategy
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.config import GRPOExtConfig, check_reward_names, check_settings
-from trl_grpo_ext.errors import ConfigError, SpecError, StateError
+from trl_grpo_ext.errors import ArgumentError, ConfigError, SpecError, StateError
 from trl_grpo_ext.kl import K3, ExactKL
 from trl_grpo_ext.rewards import AdapterRewardModel, RewardWrapper, bind_rewards, inner_functions, is_async
 from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field, from_spec, to_spec
@@ -234,8 +235,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         if self.strategy_specs and self.is_world_process_zero():
-            card = Path(self.args.output_dir) / "README.md"
-            hub.add_card_section(card, self.strategy_specs, self.state.log_history)
+            shown = {**self.strategy_specs, **({"beta": self.args.beta} if self._reference else {})}
+            hub.add_card_section(Path(self.args.output_dir) / "README.md", shown, self.state.log_history)
 
     # Bookkeeping
 
@@ -311,7 +312,11 @@ def _reward_functions(reward_funcs: Any, rewards: list[Any] | None) -> Any:
 def _check_before_loading(
     strategies: dict[str, Any], reward_funcs: Any, model: Any, trl_args: Sequence[Any], trl_kwargs: dict[str, Any]
 ) -> None:
-    """Raise `ConfigError` for what TRL's arguments say, before a model is loaded, can't be trained with."""
+    """Raise for keywords that do not exist, and for what TRL's arguments say, before a model is loaded, can't be."""
+    known = inspect.signature(GRPOExtTrainer.__init__).parameters
+    for name in trl_kwargs:
+        if name not in known:
+            raise ArgumentError(f"GRPOExtTrainer takes no keyword {name!r}{nearest(name, list(known))}")
     has_adapter = hasattr(model, "peft_config") or _trl.argument("peft_config", trl_args, trl_kwargs) is not None
     if strategies["reference"] is not None:
         strategies["reference"].check_adapter(has_adapter)

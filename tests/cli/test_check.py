@@ -138,6 +138,7 @@ def test_each_wrong_value_or_combination_is_named(tmp_path, capsys, text, messag
         ("advantage: rank\nadvantage: zscore", "line 2 is not valid YAML: key 'advantage' stands twice"),
         ("advantage: {kind: [", "is not valid YAML"),
         ("- rank", "must hold a YAML mapping, got list"),
+        ("# nothing but this", "is empty"),
         ("kl: k3\nx: 2020-13-45", "line 2 is not valid YAML: '2020-13-45' can't be read as timestamp"),
         ("seed: 0x_", "'0x_' can't be read as int"),
         (f"seed: {'9' * 5000}", "can't be read as int"),
@@ -156,6 +157,39 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path, capsys, text, message):
     assert message in problems[0]
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_what_follows_from_leaving_out_a_field_is_not_reported(tmp_path, capsys):
+    """TRL's default of 8 generations takes the place of 4, which nobody asked for; so does no KL that of k1."""
+    file = tmp_path / "run.yaml"
+    file.write_text("num_generations: 4\nper_device_train_batch_size: 6\nkl: k1\nkl_weighting: none\n")
+    assert main(["check", str(file)]) == 2
+    found = capsys.readouterr().err.splitlines()
+    assert len(found) == 2
+    assert "must be divisible by num_generations (4)" in found[0]
+    assert "has no effect with `beta=0`" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("{kind: reward_model, model: ./nope}", "there is no such folder"),
+        (
+            "{kind: length_penalty, alpha: 1, target: 2, inner: {kind: reward_model, model: ./lora}}",
+            "`AdapterRewardModel`",
+        ),
+        ("{kind: adapter_reward_model, adapter: ./nope}", "there is no such folder"),
+    ],
+)
+def test_reward_models_in_folders_are_looked_at(tmp_path, monkeypatch, capsys, reward, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    (tmp_path / "run.yaml").write_text(f"rewards: {reward}\nuse_peft: true\n")
+    assert main(["check", "run.yaml"]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert "`rewards`: " in problem
+    assert message in problem
 
 
 def test_the_strategies_are_printed_as_resolved(tmp_path, capsys):

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from trl.scripts import grpo
 
 import trl_grpo_ext
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, hub
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, SpecError, hub
 from trl_grpo_ext.cli import main
 from trl_grpo_ext.cli._patch import patched
+from trl_grpo_ext.cli.run import read_strategies
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -126,6 +127,31 @@ def test_saved_strategies_can_be_run_with(tmp_path, tiny_model_dir):
     path, arguments = script_arguments("from_import.py", tiny_model_dir, str(tmp_path / "out"))
     assert main(["run", "--strategies", str(tmp_path / "saved"), *path, "--", *arguments]) == 0
     assert saved_specs(tmp_path / "out") == {"advantage": {"kind": "rank"}}
+
+
+def test_what_a_run_saved_brings_its_beta_and_needs_not_its_rewards(tmp_path, capsys):
+    saved = {"kl": "k2", "rewards": ["no_such_module:function"]}
+    hub.write_strategies(tmp_path, saved, beta=0.2, reference="adapter_off")
+    assert read_strategies(str(tmp_path)) == {"kl": "k2", "beta": 0.2}
+    assert "left out, the script's own are used: " in capsys.readouterr().err
+
+    hub.write_strategies(tmp_path, {"advantage": "rank"}, beta=0.2)  # without a KL of its own, beta is TRL's business
+    assert read_strategies(str(tmp_path)) == {"advantage": "rank"}
+    assert not capsys.readouterr().err
+
+    hub.write_strategies(tmp_path, {"advantage": "rnak", **saved})  # what is used has to be right
+    with pytest.raises(SpecError, match="did you mean 'rank'"):
+        read_strategies(str(tmp_path))
+
+
+def test_strategies_may_stand_next_to_the_script(tmp_path, monkeypatch, capsys):
+    (tmp_path / "next_to_it.py").write_text("from trl_grpo_ext import Rank\n\n\nclass Own(Rank):\n    pass\n")
+    (tmp_path / "script.py").write_text("print('started')")
+    (tmp_path / "s.yaml").write_text("advantage: {kind: 'next_to_it:Own'}")
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["run", str(tmp_path / "script.py"), "--strategies", str(tmp_path / "s.yaml")]) == 2
+    assert capsys.readouterr().out == "started\n"
 
 
 def test_the_patch_covers_every_way_to_ask_and_goes_away():

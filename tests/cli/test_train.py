@@ -79,7 +79,7 @@ def test_objects_yaml_flags_and_saved_strategies_train_the_same(tmp_path, settin
     worker("--config", write(), "--output_dir", out["flags"], *flags)
     saved = json.loads((tmp_path / "yaml" / hub.STRATEGIES_FILE).read_text())
     assert {"advantage", "kl", "rewards"} <= set(saved)
-    config = write(strategies_from=out["yaml"], beta=0.1)
+    config = write(strategies_from=out["yaml"])  # beta too is that of the run
     worker("--config", config, "--output_dir", out["saved"])
 
     worker("--config", write(reward_funcs=["tests.tiny.digits"]), "--output_dir", str(tmp_path / "stock"))
@@ -203,7 +203,7 @@ class TestInterrupted:
         ({}, ["--accelerate_config", "zero33"], ["did you mean 'zero3'"]),
         ({"advantage": "rnak", "kl": "k9"}, [], ["did you mean 'rank'", "unknown kl kind 'k9'"]),
         ({}, ["--advantage", '{"kind": "zscore", "epz": 1}'], ["has no field 'epz'; did you mean 'eps'"]),
-        ({"rewards": None}, [], ["no reward function: set `rewards` or `reward_funcs`"]),
+        ({"rewards": None}, [], ["no reward function is set (`rewards` or `reward_funcs`)"]),
         ({"model_name_or_path": None, "dataset_name": None}, [], ["`model_name_or_path` is not", "neither `dataset_n"]),
         ({"strategies_from": "no/such-repository"}, [], ["'no/such-repository' is no local path"]),
     ],

@@ -12,6 +12,7 @@ import torch
 from tests.tiny import arguments, digits, lora, prompts, vowels
 from trl_grpo_ext import (
     AdapterRewardModel,
+    ArgumentError,
     ConfigError,
     GRPOExtConfig,
     GRPOExtTrainer,
@@ -206,6 +207,15 @@ def test_what_the_arguments_say_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", load)
     with pytest.raises(ConfigError, match=message):
         make(tiny_model_dir, tmp_path, **{"reward_funcs": [digits, vowels], **settings})
+
+
+def test_a_misspelt_keyword_is_told_from_those_of_trl_and_ours(tmp_path):
+    args = arguments(GRPOExtConfig, tmp_path)
+    with pytest.raises(TypeError, match=r"takes no keyword 'advantag'; did you mean 'advantage'\?") as caught:
+        GRPOExtTrainer("no/such-model", digits, args, advantag="rank")
+    assert isinstance(caught.value, ArgumentError)
+    with pytest.raises(ArgumentError, match="did you mean 'eval_dataset'"):
+        GRPOExtTrainer("no/such-model", digits, args, evl_dataset=None)
 
 
 def test_names_in_per_reward_are_those_that_trl_will_log(tiny_model_dir, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ COMMANDS = {
 }
 
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as shells have it."""
+BROKEN_PIPE = 128 + 13
+"""Exit statuses after Ctrl-C, and with nobody to read the output, as shells have them."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,7 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)}")
     try:
-        return _run(name, arguments[1:])
+        status = _run(name, arguments[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         print(f"trl-grpo-ext {name}: interrupted", file=sys.stderr)
         return INTERRUPTED

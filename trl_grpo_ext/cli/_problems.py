@@ -14,6 +14,7 @@ from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext.cli import _rewards
 from trl_grpo_ext.cli._fit import misfit
 from trl_grpo_ext.cli._keys import CLASSES, key_schemas, launch_actions
+from trl_grpo_ext.cli._saved import NEEDS_BETA
 from trl_grpo_ext.cli._spec_problems import field_problems
 from trl_grpo_ext.config import REPLACED, GRPOExtConfig, check_settings
 from trl_grpo_ext.errors import ConfigError
@@ -26,9 +27,14 @@ _OF_THE_MACHINE = frozenset({
     "use_liger_kernel", "output_dir",
 })  # fmt: skip
 
-NEEDS_BETA = ("kl", "kl_log", "beta_control", "reference")
 _STAND_IN_BETA = 0.01
 """A beta that is wrong is meant to be one: what needs it is judged as if it were."""
+_BATCH = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
+    "num_generations",
+)  # fmt: skip
+"""What TRL's rules about divisible batches are about, all at once."""
+
 _PEFT_ONLY = ("adapter_off", "frozen_adapter", "moving_anchor")
 
 
@@ -62,7 +68,7 @@ def check_config(values: Mapping[str, Any], *, processes: int | None = 1) -> Rep
     report.problems += _of_the_faulty([n for n in SPEC_FIELDS if known.get(n) is not None and n not in good], good)
     args = _combined(good, processes, report)
     if args is not None:
-        report.problems += _with_the_model(good, args)
+        report.problems += _with_the_model(good, args) + _rewards.source_problems(args.rewards)
         report.resolved = resolved_strategies(args)
     report.problems = list(dict.fromkeys(report.problems))
     return report
@@ -153,6 +159,7 @@ def _converted(cls: type, name: str, value: Any) -> Any:
 
 
 def _built(cls: type, values: dict[str, Any], report: Report, assumed: int | None) -> Any:
+    left_out: set[str] = set()
     for _ in range(len(values) + 1):
         try:
             with warnings.catch_warnings():
@@ -165,13 +172,15 @@ def _built(cls: type, values: dict[str, Any], report: Report, assumed: int | Non
         counted = "must be divisible by" in message
         if counted and assumed == 1:
             message += " With one process; say `num_processes` if there will be more."
-        if not (counted and assumed is None):
+        # What is said of a field that was left out is said of its default, which nobody set.
+        if not (counted and assumed is None) and left_out.isdisjoint(re.findall(r"\w+", message)):
             report.problems.append(message)
-        at_fault = _named(message, values)
+        at_fault = [name for name in _BATCH if name in values] if counted else _named(message, values)
         if not at_fault:
             return None
         for name in at_fault:
             del values[name]
+        left_out.update(at_fault)
     return None
 
 

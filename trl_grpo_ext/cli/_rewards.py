@@ -9,7 +9,9 @@ from typing import Any
 
 from trl_grpo_ext._strategy import imported
 from trl_grpo_ext._suggest import did_you_mean
-from trl_grpo_ext.errors import SpecError
+from trl_grpo_ext.errors import ConfigError, SpecError
+from trl_grpo_ext.rewards import inner_functions
+from trl_grpo_ext.specs import build_field
 
 TRL_NAMES = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 """The names that TRL's own script knows."""
@@ -49,14 +51,28 @@ def missing(values: Mapping[str, Any]) -> list[str]:
     if not (values.get("dataset_name") or values.get("datasets")):
         found.append("neither `dataset_name` nor `datasets` is set")
     if not any(values.get(key) for key in ("reward_funcs", "reward_model_name_or_path", "rewards")):
-        found.append("no reward function: set `rewards` or `reward_funcs`")
+        found.append("no reward function is set (`rewards` or `reward_funcs`)")
     return found
 
 
-def allow_local_modules() -> None:
-    """Let reward functions be imported from the working directory, as TRL's script does."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def source_problems(specs: Any) -> list[str]:
+    """Return what can be seen beforehand to be wrong with the reward models among specs that can be built."""
+    parts = [part for function in build_field("rewards", specs) or [] for part in inner_functions(function)]
+    found = (_source_problem(part) for part in parts if hasattr(part, "check_source"))
+    return [f"`rewards`: {problem}" for problem in found if problem is not None]
+
+
+def _source_problem(reward: Any) -> str | None:
+    try:
+        reward.check_source()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def allow_local_modules(*folders: str) -> None:
+    """Let strategies be imported from the working directory, as TRL's script does, and from `folders`."""
+    sys.path[:0] = [folder for folder in dict.fromkeys([os.getcwd(), *folders]) if folder not in sys.path]
 
 
 def dotted(name: str) -> str:

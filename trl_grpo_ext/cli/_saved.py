@@ -8,6 +8,8 @@ from typing import Any
 from trl_grpo_ext import hub
 from trl_grpo_ext.errors import ConfigError
 
+NEEDS_BETA = frozenset({"kl", "kl_log", "beta_control", "reference"})
+
 
 def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with the strategies that its `strategies_from` names; what is set here goes first."""
@@ -16,10 +18,18 @@ def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("`strategies_revision` has no effect without `strategies_from`; set both, or neither")
     if not isinstance(source, str):
         return dict(values)
-    saved = hub.load_strategies(
-        source, revision=values.get("strategies_revision"), trust_remote_code=values.get("trust_remote_code") is True
+    rewards = ("rewards", "reward_funcs", "reward_model_name_or_path")
+    saved = with_beta(
+        hub.load_saved(
+            source,
+            revision=values.get("strategies_revision"),
+            trust_remote_code=values.get("trust_remote_code") is True,
+            without=("rewards",) if any(values.get(name) for name in rewards) else (),
+        )
     )
-    theirs = ("reward_funcs", "reward_model_name_or_path")
-    if any(values.get(name) for name in theirs):
-        saved.pop("rewards", None)
     return {**saved, **{name: value for name, value in values.items() if value is not None or name not in saved}}
+
+
+def with_beta(saved: hub.Saved) -> dict[str, Any]:
+    """Return the strategies, and with a KL among them the beta that it was trained with."""
+    return {**saved.specs, "beta": saved.beta} if saved.beta and NEEDS_BETA & saved.specs.keys() else saved.specs

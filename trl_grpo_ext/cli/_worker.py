@@ -23,7 +23,7 @@ def train(argv: list[str]) -> None:
     _rewards.allow_local_modules()
     merged = with_saved_strategies(values)
     parser = Parser(prog="trl-grpo-ext train")
-    saved = {name: merged[name] for name in STRATEGY_FIELDS if name in merged and name not in values}
+    saved = {name: merged[name] for name in (*STRATEGY_FIELDS, "beta") if name in merged and name not in values}
     parser.set_defaults(**saved)
     try:
         script, training, model, dataset = parser.parse_args_and_config(argv, fail_with_unknown_args=False)

@@ -59,6 +59,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: it nests too deep") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if content is None:
+        raise ConfigError(f"{path} is empty")
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a YAML mapping, got {type(content).__name__}")
     return content

@@ -81,6 +81,7 @@ def advantages_of(
 
 
 def _strategies(specs: Sequence[str] | None) -> list[tuple[str, Any]]:
+    from trl_grpo_ext.cli._rewards import allow_local_modules
     from trl_grpo_ext.specs import from_spec, kinds
 
     if specs is None:
@@ -89,6 +90,7 @@ def _strategies(specs: Sequence[str] | None) -> list[tuple[str, Any]]:
         strategies = [(cls.kind, cls()) for cls in classes if all(has_default(f) for f in dataclasses.fields(cls))]  # type: ignore[arg-type]
         population = from_spec({"kind": "zscore", "ddof": 0, "eps": 0.0}, family="advantage")
         return [*strategies, ("zscore, ddof=0 eps=0", population)]
+    allow_local_modules()
     return [(text, from_spec(text, family="advantage")) for text in specs]
 
 

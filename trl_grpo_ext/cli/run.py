@@ -52,10 +52,12 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: list[str]) -> argpars
 
 def run(args: argparse.Namespace) -> int:
     """Run the script; return 0, or let its own exit status through."""
+    from trl_grpo_ext.cli._rewards import allow_local_modules
     from trl_grpo_ext.errors import ConfigError
 
     if not Path(args.script).is_file():
         raise ConfigError(f"there is no script {args.script!r}")
+    allow_local_modules(str(Path(args.script).resolve().parent))
     strategies = read_strategies(args.strategies, args.strategies_revision, args.trust_remote_code)
 
     from trl_grpo_ext.cli._patch import patched
@@ -63,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
     with patched(strategies) as use, _as_program(args.script, args.script_arguments):
         try:
             runpy.run_path(args.script, run_name="__main__")
-        finally:
+        except SystemExit:
             _tell(use)
+            raise
+        _tell(use)
     if strategies and not use:
         raise ConfigError(f"{args.script} built no GRPOTrainer, so the strategies were not used")
     return 0
@@ -75,11 +79,9 @@ def read_strategies(source: str | None, revision: str | None = None, trust_remot
     from trl_grpo_ext._strategy import read_number
     from trl_grpo_ext._suggest import did_you_mean
     from trl_grpo_ext._validate import check_number
-    from trl_grpo_ext.cli._rewards import allow_local_modules
     from trl_grpo_ext.cli._spec_problems import field_problems
     from trl_grpo_ext.cli._yaml import read_config
     from trl_grpo_ext.errors import ConfigError, SpecError
-    from trl_grpo_ext.hub import load_strategies
     from trl_grpo_ext.specs import STRATEGY_FIELDS
 
     of_yaml = source is not None and Path(source).suffix in (".yaml", ".yml")
@@ -87,9 +89,8 @@ def read_strategies(source: str | None, revision: str | None = None, trust_remot
         raise ConfigError(f"`--strategies_revision` needs `--strategies` to be a Hub repository, got {source!r}")
     if source is None:
         return {}
-    allow_local_modules()  # so that a spec may name a strategy in a module of the working directory
     if not of_yaml:
-        return load_strategies(source, revision, trust_remote_code)
+        return _saved(source, revision, trust_remote_code)
     values = {name: value for name, value in read_config(source).items() if value is not None}
     problems = []
     for name, value in values.items():
@@ -106,6 +107,20 @@ def read_strategies(source: str | None, revision: str | None = None, trust_remot
     if problems:
         raise SpecError("\n".join(f"{source}: {problem}" for problem in problems))
     return values
+
+
+def _saved(source: str, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
+    """Return what a run has saved; its rewards only if they can be used: scripts nearly always bring their own."""
+    from trl_grpo_ext.cli._saved import with_beta
+    from trl_grpo_ext.errors import ConfigError
+    from trl_grpo_ext.hub import load_saved
+
+    try:
+        return with_beta(load_saved(source, revision, trust_remote_code))
+    except ConfigError as error:
+        rest = load_saved(source, revision, trust_remote_code, without=("rewards",))  # raises if it was not the rewards
+        print(f"trl-grpo-ext run: left out, the script's own are used: {error}", file=sys.stderr)
+        return with_beta(rest)
 
 
 class _as_program:  # noqa: N801  # reads as a phrase: with _as_program(script, arguments)

@@ -61,7 +61,9 @@ def check_folder(source: str, needed: str = "") -> None:
     if not Path(source).is_dir():
         raise FileNotFoundError("there is no such folder, and it can't be a Hub id")
     if not Path(source, needed).exists():
-        raise FileNotFoundError(f"there is no {needed} in it")
+        adapter = Path(source, "adapter_config.json").exists()
+        hint = "; it holds an adapter, which `AdapterRewardModel` loads" if adapter else ""
+        raise FileNotFoundError(f"there is no {needed} in it{hint}")
 
 
 def check_weights(source: str) -> None:
