@@ -19,7 +19,7 @@ ROOT = Path(trl_grpo_ext.__file__).parent
 LAYERS = {
     "errors": 0, "_suggest": 0, "_validate": 1, "_strategy": 1, "functional": 1, "batch": 1,
     "advantages": 2, "kl": 2, "rewards": 2, "reference": 2,
-    "specs": 3, "hub": 3, "_trl": 3, "config": 4, "_outputs": 4, "_resume": 4,
+    "specs": 3, "hub": 3, "_trl": 3, "config": 4, "_construction": 5, "_outputs": 4, "_resume": 4,
     "_trainer_kl": 5, "_trainer_reference": 5, "_trainer_rewards": 5,
     "trainer": 6, "report": 6, "demo": 7, "schema": 6, "cli": 8,
 }  # fmt: skip

@@ -269,7 +269,7 @@ def test_round_trip_train_push_load_in_a_fresh_process_and_go_on(tmp_path, tiny_
         assert {"grpo_strategies.json", "README.md", "adapter_config.json"} <= set(files)
         card = files["README.md"].decode()
         assert hub.CARD_HEADING in card
-        assert yaml.safe_load(card.split("```yaml\n")[1].split("```")[0]) == pushed
+        assert yaml.safe_load(card.split("```yaml\n")[1].split("```")[0]) == {**pushed, "beta": 0.1}
         assert yaml.safe_load(card.split("---\n")[1])["library_name"]  # the front matter is still whole
         loaded, again = step("load", "second")
         assert loaded == pushed

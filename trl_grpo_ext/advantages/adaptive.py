@@ -52,8 +52,8 @@ class Adaptive(Composite):
 
     kind: ClassVar[str] = "adaptive"
 
-    before: AdvantageStrategy = nested("advantage", default_factory=Rank)  # noqa: RUF009
-    after: AdvantageStrategy = nested("advantage", default_factory=ZScore)  # noqa: RUF009
+    before: AdvantageStrategy = nested("advantage", default_factory=Rank)
+    after: AdvantageStrategy = nested("advantage", default_factory=ZScore)
     min_std: float = 0.1
     patience: int = 10
     _progress: _Progress = field(default_factory=_Progress, init=False, repr=False, compare=False)

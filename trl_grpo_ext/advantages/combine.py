@@ -85,7 +85,7 @@ class Chain(Composite):
 
     kind: ClassVar[str] = "chain"
 
-    strategy: AdvantageStrategy = nested("advantage")  # noqa: RUF009
+    strategy: AdvantageStrategy = nested("advantage")
     _: KW_ONLY
     transforms: Sequence[Transform] = nested("transform", default=())
 
@@ -145,7 +145,7 @@ class PerReward(Composite):
     kind: ClassVar[str] = "per_reward"
     aliases: ClassVar[tuple[str, ...]] = ("gdpo",)
 
-    inner: AdvantageStrategy = nested("advantage", default_factory=ZScore)  # noqa: RUF009
+    inner: AdvantageStrategy = nested("advantage", default_factory=ZScore)
     _: KW_ONLY
     strategies: Mapping[str, AdvantageStrategy] | None = nested("advantage", default=None, hash=False)
     whiten: bool = True

@@ -51,7 +51,7 @@ class LengthBucketed(Composite):
 
     kind: ClassVar[str] = "length_bucketed"
 
-    inner: AdvantageStrategy = nested("advantage", default_factory=ZScore)  # noqa: RUF009
+    inner: AdvantageStrategy = nested("advantage", default_factory=ZScore)
     _: KW_ONLY
     buckets: int | None = None
     edges: Sequence[float] | None = None

@@ -209,8 +209,8 @@ def _draw_panel(axes: Axes, before: Distribution, after: Distribution, edge: flo
     axes.set_xlabel(
         f"{_short(statistics['min'])} to {_short(statistics['max'])}, std {statistics['std']:.2f}, "
         f"{statistics['zero']:.0%} zero",
-        fontsize=9,
-        color=MUTED,
+        fontsize=10,
+        color=INK,
     )
     axes.set_xlim(-edge, edge)
     axes.set_ylim(0, 1)
