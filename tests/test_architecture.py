@@ -24,7 +24,7 @@ LAYERS = {
     "trainer": 6, "report": 6, "demo": 7, "schema": 6, "cli": 8,
 }  # fmt: skip
 MAY_IMPORT_TRL = {
-    "_trl", "_trainer_kl", "_trainer_reference", "_trainer_rewards", "config", "trainer", "cli", "demo", "schema"
+    "_trl", "config", "trainer", "cli", "demo", "schema"
 }  # fmt: skip
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "matplotlib"}
 

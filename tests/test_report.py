@@ -72,6 +72,11 @@ class TestLog:
         assert ends(LOG, "reward", window=2) == pytest.approx((0.15, 1.15))
         assert ends(LOG, "nothing") is None
 
+    def test_the_ends_of_a_short_log_do_not_overlap(self):
+        assert ends(LOG[:3], "reward") == pytest.approx((0.1, 0.3))
+        assert ends(LOG[:12], "reward") == pytest.approx((0.35, 0.95))  # six values each
+        assert ends(LOG[:1], "reward") == (0.1, 0.1)
+
     def test_moving_average_grows_into_its_window(self):
         assert moving_average([1.0, 3.0, 5.0, 7.0], window=3) == [1.0, 2.0, 3.0, 5.0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from trl_grpo_ext import _trl
 from trl_grpo_ext.config import GRPOExtConfig, check_reward_names
 from trl_grpo_ext.errors import ConfigError, SpecError
 from trl_grpo_ext.kl import K3
-from trl_grpo_ext.rewards import AdapterRewardModel, RewardWrapper, inner_functions, is_async
+from trl_grpo_ext.rewards import TRL_FUNCTIONS, AdapterRewardModel, RewardWrapper, inner_functions, is_async
 from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field, from_spec, to_spec
 
 logger = get_logger(__name__)
@@ -47,8 +48,13 @@ def reward_functions(reward_funcs: Any, rewards: list[Any] | None) -> Any:
     if reward_funcs is None:
         return None
     functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    functions = [from_spec(f, family="reward") if isinstance(f, dict) else f for f in functions]
+    functions = [from_spec(f, family="reward") if isinstance(f, dict) or _is_function(f) else f for f in functions]
     return [_trl.awaited_reward(f) if isinstance(f, RewardWrapper) and is_async(f) else f for f in functions]
+
+
+def _is_function(name: Any) -> bool:
+    """Whether a string names a function, and not, as it does for TRL, a reward model on the Hub."""
+    return isinstance(name, str) and (name in TRL_FUNCTIONS or ":" in name)
 
 
 def check_before_loading(
@@ -96,7 +102,10 @@ def _portable_rewards(reward_funcs: list[Any]) -> dict[str, Any]:
 def _saved_spec(strategy: Any) -> Any:
     """Return the strategy's spec, or its text if it holds something that can't be written down, such as a lambda."""
     try:
-        return to_spec(strategy)
+        spec = to_spec(strategy)
+        if '"__main__:' in json.dumps(spec):
+            logger.warning("%r is saved as part of this script, which no other can read; move it to a module", strategy)
+        return spec
     except SpecError as error:
         logger.warning("%r is saved as text that can't be read back: %s", strategy, error)
         return repr(strategy)

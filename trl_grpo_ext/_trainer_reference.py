@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from trl import GRPOTrainer
-
 from trl_grpo_ext import _trl
+from trl_grpo_ext._trl import GRPOTrainer
 from trl_grpo_ext.errors import ConfigError, GRPOExtWarning
 from trl_grpo_ext.kl import BetaControl
 from trl_grpo_ext.reference import (
@@ -42,6 +41,7 @@ class ReferenceMixin(GRPOTrainer):
         if reference is None or not hasattr(model, "peft_config"):  # TRL makes none, or the right one
             yield reference
             return
+        _trl.refuse_liger(args)  # which would keep the 0 for good
         with _trl.overridden(args, beta=0.0):
             yield reference
         self.beta = args.beta

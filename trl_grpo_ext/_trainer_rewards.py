@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from torch import Tensor
-from trl import GRPOTrainer
 
 from trl_grpo_ext import _trl
 from trl_grpo_ext._outputs import checked_batch
+from trl_grpo_ext._trl import GRPOTrainer
 from trl_grpo_ext.advantages import AdvantageStrategy, MeanCentered, PerReward, ZScore
 from trl_grpo_ext.batch import RewardBatch
 from trl_grpo_ext.rewards import RewardGuard, ShapingStrategy

@@ -16,7 +16,8 @@ import trl
 from accelerate.utils import broadcast_object_list, gather, gather_object, is_peft_model
 from packaging.version import Version
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
+from trl import GRPOTrainer as GRPOTrainer  # its mixins take it from here
 from trl.trainer.utils import use_adapter
 
 from trl_grpo_ext.errors import CompatibilityError, ConfigError, RewardError
@@ -314,12 +315,10 @@ def reference_model(trainer: Any) -> Iterator[Any]:
         yield trainer.model
 
 
-def output_heads(trainer: Any) -> tuple[Any, Any]:
-    """Return the policy's and the reference's output projections."""
-    head = base_of(trainer, trainer.model).get_output_embeddings()
-    if trainer.ref_model is None:
-        return head, head
-    return head, base_of(trainer, trainer.ref_model).get_output_embeddings()
+def output_head(trainer: Any, model: Any) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of the output projection, as they are now: a head may be part of the active adapter."""
+    head = base_of(trainer, model).get_output_embeddings()
+    return head.weight, head.bias
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class GRPOExtConfig(GRPOConfig):
         strategies = {name: build_field(name, getattr(self, name)) for name in SPEC_FIELDS}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GRPOExtWarning)  # the trainer says it once
-            check_settings(self, strategies)
+            check_settings(self, strategies, complete=False)
 
     def strategy_specs(self) -> dict[str, Any]:
         """Return our fields that are set: name -> spec, or the word."""
@@ -100,10 +100,11 @@ class GRPOExtConfig(GRPOConfig):
         }
 
 
-def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
+def check_settings(args: Any, strategies: dict[str, Any], *, complete: bool = True) -> str | None:
     """Raise `ConfigError` if the strategies do not go together with each other or with TRL's options in `args`.
 
     `strategies` maps each of `SPEC_FIELDS` to its object or None. Returns the resolved KL weighting, None without a KL.
+    Not `complete`: keywords of the trainer may bring more of them.
     """
     for name, options in REPLACED.items():
         for option, unset in options.items():
@@ -130,7 +131,7 @@ def check_settings(args: Any, strategies: dict[str, Any]) -> str | None:
         return None
     weighting = getattr(args, "kl_weighting", "auto")
     if strategies.get("kl") is None:
-        if weighting != "auto":
+        if weighting != "auto" and complete:
             raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. `kl='k3'`")
         return None
     return resolve_weighting(strategies["kl"], weighting, _bias_correction(args))
@@ -155,6 +156,11 @@ def check_placement(args: Any, strategies: dict[str, Any]) -> str:
         raise ConfigError(
             f"{label} takes the KL off the summed score, but {chosen} normalises each reward on its own and would blow "
             "the KL up to their size; use another advantage, or the KL in the loss"
+        )
+    if args.mask_truncated_completions:
+        raise ConfigError(
+            f"{label} needs the KL of every completion, but `mask_truncated_completions=True` hides those that were "
+            "cut off, which would pay nothing and stay in their group's baseline; unset one of them"
         )
     if strategies.get("kl_log"):
         raise ConfigError(f"{label} has no KL term per token to compare with; unset `kl_log`")

@@ -96,7 +96,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         }  # fmt: skip
         strategies = resolve(args, keywords)
         kl_weighting = check_settings(args, strategies)
-        if strategies["kl"] is not None:
+        placement = getattr(args, "kl_placement", "loss")
+        if strategies["kl"] is not None or strategies["reference"] is not None or placement == "reward":
             _trl.refuse_liger(args)
         reward_funcs = reward_functions(reward_funcs, strategies.pop("rewards"))
         check_before_loading(strategies, reward_funcs, model, trl_args, trl_kwargs)
@@ -107,7 +108,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         for name, strategy in strategies.items():
             setattr(self, name, strategy)
         self.kl_weighting = kl_weighting
-        self.kl_placement = getattr(args, "kl_placement", "loss")
+        self.kl_placement = placement
         self._begin_beta()
         if isinstance(self.kl, ExactKL) and (how := _trl.sharding(self)):
             raise ConfigError(
@@ -124,7 +125,9 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         against = self._set_up_reference(chosen)
         if ours or self._reference is not None:
             self.add_callback(_AfterStep(self))
-            logger.info("trl-grpo-ext: %s%s", json.dumps(self.strategy_specs) if ours else "no strategy", against)
+            weighting = f"; kl_weighting: {kl_weighting}" if kl_weighting else ""
+            described = json.dumps(self.strategy_specs) if ours else "no strategy"
+            logger.info("trl-grpo-ext: %s%s%s", described, weighting, against)
 
     # Rewards and advantages
 
@@ -138,7 +141,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         with self._reference_kept_apart():
             output = super()._generate_and_score_completions(inputs)
         if self._scored is not None:
-            batch = self._shaped(self._reward_batch())
+            batch = self._shaped(self._noted(self._reward_batch()))
             self._mark_called("shaping")
             if self.kl_placement == "reward":
                 batch = self._with_kl_penalty(batch, output)
@@ -159,7 +162,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         needs_text = any(getattr(strategy, "needs_text", False) for strategy in [self.advantage, *(self.shaping or [])])
         return RewardBatch(
             rewards=rewards,
-            weights=self.reward_weights,
+            weights=self.reward_weights.to(rewards.device),
             lengths=shape[:, 0],
             truncated=shape[:, 1].bool(),
             num_generations=self.num_generations if training else self.num_generations_eval,
@@ -175,19 +178,22 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         advantage = self.advantage or self._stock_advantage()
         advantages, metrics = checked_advantages(advantage, advantage(batch), len(batch.rewards))
         self._mark_called("advantage")
-        metrics = {f"advantage/{name}": value for name, value in metrics.items()}
-        infinite = batch.rewards.isinf()
-        if infinite.any():
-            metrics["rewards/infinite_frac"] = infinite.float().mean().item()
-        _trl.log_metrics(self, metrics)
+        _trl.log_metrics(self, {f"advantage/{name}": value for name, value in metrics.items()})
         silent_groups = (advantages.view(-1, batch.num_generations) == 0).all(dim=1)
         _trl.rewrite_logs(self, advantages, silent_groups.float().mean().item())
         return advantages
 
-    def _warn_of(self, batch: RewardBatch) -> None:
-        """Say, each once per run, what no metric makes obvious."""
-        if batch.rewards.isinf().any():
+    def _noted(self, batch: RewardBatch) -> RewardBatch:
+        """Return the batch, and tell of infinite rewards in it."""
+        infinite = batch.rewards.isinf()
+        if infinite.any():
             self._say_once("A reward function returned an infinite value; such cells count as not scored.")
+            _trl.log_metrics(self, {"rewards/infinite_frac": infinite.float().mean().item()})
+            _trl.rewrite_reward(self, batch.scores)
+        return batch
+
+    def _warn_of(self, batch: RewardBatch) -> None:
+        """Say, once per run, what no metric makes obvious."""
         finite = batch.scores[batch.scores.isfinite()]
         if len(finite) and batch.truncated.all() and finite.max() == finite.min():
             self._say_once(
@@ -204,11 +210,16 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         super()._save(output_dir, *args, **kwargs)
+        self._write_strategies(output_dir or self.args.output_dir)
+
+    def _write_strategies(self, folder: str) -> None:
         if self.strategy_specs:
             meta = {"reference": self._reference.name, "beta": self.args.beta} if self._reference else {}
-            hub.write_strategies(output_dir or self.args.output_dir, self.strategy_specs, **meta)
+            hub.write_strategies(folder, self.strategy_specs, **meta)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.args.should_save:
+            self._write_strategies(self.args.output_dir)  # what is pushed during training is that folder
         super()._save_checkpoint(model, trial)
         state = {name: strategy.state_dict() for name, strategy in self._stateful().items()}
         if state and self.args.should_save:
@@ -252,6 +263,8 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
     def _check_called(self) -> None:
         """Raise `StateError` if a configured strategy took no part in the first step: it would be silently ignored."""
         expected = {name for name in ("advantage", "kl", "shaping") if getattr(self, name)}
+        if self.kl_placement == "reward":
+            expected |= {"kl", "kl_placement"}
         silent = sorted(expected - (self._called or set()))
         if silent:
             raise StateError(

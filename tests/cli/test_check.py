@@ -159,6 +159,12 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path, capsys, text, message):
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["lora_target_modules: all-linear", "resume_from_checkpoint: true"])
+def test_what_trl_takes_beyond_its_types(tmp_path, line):
+    (tmp_path / "run.yaml").write_text(f"{line}\nrewards: accuracy_reward\n")
+    assert main(["check", str(tmp_path / "run.yaml")]) == 0
+
+
 def test_what_follows_from_leaving_out_a_field_is_not_reported(tmp_path, capsys):
     """TRL's default of 8 generations takes the place of 4, which nobody asked for; so does no KL that of k1."""
     file = tmp_path / "run.yaml"

@@ -48,8 +48,8 @@ def test_a_run_that_was_trained(tmp_path, settings, capsys):
     assert main(["report", str(tmp_path / "out")]) == 0
     page = tmp_path / "out" / "report.html"
     assert capsys.readouterr().out.strip() == str(page)
-    mean = f"{sum(rewards) / 2:.4g}"  # the first and the last ten of two
-    assert ["reward", mean, mean, "+0"] in cells(page)
+    first, last = rewards
+    assert ["reward", f"{first:.4g}", f"{last:.4g}", f"{last - first:+.4g}"] in cells(page)
     text = page.read_text(encoding="utf-8")
     assert "kind: rank" in text
     assert "trl 1." in text
@@ -74,8 +74,8 @@ def test_two_runs_are_compared(tmp_path, capsys):
     head, first, second = cells(page)[:3]
     arrow = "\N{RIGHTWARDS ARROW}"
     assert head[1:] == ["reward", "KL per token", "completion length, tokens"]
-    # means of the first and of the last ten: rewards 0.1 .. 1.2 and 0.1 .. 2.4
-    assert first[:2] == ["a", f"0.55 {arrow} 0.75"]
+    # means of the first and of the last six of 12, and ten of 24: rewards 0.1 .. 1.2 and 0.1 .. 2.4
+    assert first[:2] == ["a", f"0.35 {arrow} 0.95"]
     assert second[:2] == ["b", f"0.55 {arrow} 1.95"]
     text = page.read_text(encoding="utf-8")
     assert "Strategies of a" in text

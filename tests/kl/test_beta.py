@@ -146,12 +146,21 @@ def test_what_cannot_begin(control, beta, message):
         control.begin(beta)
 
 
+@pytest.mark.parametrize("make", [lambda: adaptive(), ConstantBeta, lambda: LinearBeta(start=0.1, end=0.2, steps=4)])
+def test_the_state_before_the_start_can_be_loaded(make):
+    fresh = make().state_dict()
+    assert fresh == {"beta": None, "step": 0}
+    control = make()
+    control.load_state_dict(fresh)
+    assert control.begin(0.1) == pytest.approx(0.1)
+
+
 def test_adaptive_must_be_begun():
     with pytest.raises(ConfigError, match="nothing to start from"):
         adaptive().update(kl=0.1, n=8)
 
 
-@pytest.mark.parametrize("state", [{}, {"beta": 0.1}, {"beta": None, "step": 0}, {"beta": 0.1, "step": -1}, None])
+@pytest.mark.parametrize("state", [{}, {"beta": 0.1}, {"beta": None, "step": 1}, {"beta": 0.1, "step": -1}, None])
 def test_a_state_that_does_not_fit(state):
     with pytest.raises(StateError, match="cannot continue AdaptiveBeta"):
         adaptive().load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.rewards.test_adapter_reward import policy_on
-from trl_grpo_ext.errors import ConfigError
+from trl_grpo_ext.errors import CompatibilityError, ConfigError
 from trl_grpo_ext.rewards import AdapterRewardModel, ClipReward, RetryReward, RewardModel
 
 LLAMA, BERT = "LlamaForSequenceClassification", "BertForSequenceClassification"
@@ -150,3 +151,15 @@ def test_a_lack_of_memory_is_raised_as_it_is(classifier_dir, monkeypatch):
     monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", full)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         RewardModel(classifier_dir(LLAMA), bits=None).load()
+
+
+def test_a_missing_bitsandbytes_is_found_beforehand(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else found(name))
+    with pytest.raises(CompatibilityError, match=r"bits=4 needs bitsandbytes"):
+        RewardModel("org/model").check_source()
+    RewardModel("org/model", bits=None).check_source()
+
+
+def test_code_of_an_adapters_repository_is_never_asked_about():
+    assert AdapterRewardModel("org/adapter").tokenizer_options["trust_remote_code"] is False

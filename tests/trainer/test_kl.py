@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOTrainer
 
-from tests.tiny import digits
+from tests.tiny import arguments, digits, lora, prompts
 from tests.trainer.runs import train
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import (
+    K2,
+    K3,
+    ConfigError,
+    GRPOExtConfig,
+    GRPOExtTrainer,
+    GRPOExtWarning,
+    StateError,
+    _trl,
+)
 
 
 def run(model, folder, **settings):
@@ -30,8 +42,8 @@ def test_exact_kl_equals_the_full_softmax(tiny_model_dir, tmp_path):
     terms = []
 
     class Spy(GRPOExtTrainer):
-        def _exact_terms(self, hidden, ref_hidden, mask):
-            value = super()._exact_terms(hidden, ref_hidden, mask)
+        def _exact_terms(self, policy, reference, mask):
+            value = super()._exact_terms(policy, reference, mask)
             terms.append((value.detach(), mask))
             return value
 
@@ -64,6 +76,104 @@ def test_exact_kl_equals_the_full_softmax(tiny_model_dir, tmp_path):
     )
     assert result.logs[-2]["kl"] > 1e-3
     assert len(terms) == 6
+
+
+@pytest.mark.parametrize("reference", ["adapter_off", "frozen_adapter"])
+def test_exact_kl_of_a_head_that_is_part_of_the_adapter(tiny_model_dir, tmp_path, reference):
+    """The reference's head is then another than the policy's; checked against both models' full logits."""
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_dir), config)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    seen = []
+
+    class Spy(GRPOExtTrainer):
+        def _compute_loss(self, model, inputs):
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+            attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+            width = inputs["completion_ids"].size(1)
+            with torch.no_grad():
+                p = self.model(ids, attention_mask=attention).logits[:, -width - 1 : -1].log_softmax(-1)
+                with _trl.reference_model(self) as other:
+                    q = other(ids, attention_mask=attention).logits[:, -width - 1 : -1].log_softmax(-1)
+            loss = super()._compute_loss(model, inputs)
+            expected = (p.exp() * (p - q)).sum(-1)[inputs["completion_mask"].bool()].mean()
+            seen.append((self._metrics["train"]["kl"][-1], expected.item()))
+            return loss
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    args = arguments(GRPOExtConfig, tmp_path, beta=0.1, kl="exact", reference=reference)
+    Spy(policy, digits, args, train_dataset=prompts(), processing_class=tokenizer).train()
+    assert [logged for logged, _ in seen] == pytest.approx([expected for _, expected in seen], rel=1e-3, abs=1e-6)
+    assert seen[-1][1] > (1.0 if reference == "adapter_off" else 1e-3)
+
+
+def test_an_explicit_weighting_goes_with_an_estimator_given_as_a_keyword(tiny_model_dir, tmp_path):
+    args = arguments(GRPOExtConfig, tmp_path, beta=0.1, kl_weighting="none")
+    with pytest.warns(GRPOExtWarning, match="that of the forward KL"):
+        trainer = GRPOExtTrainer(tiny_model_dir, digits, args, train_dataset=prompts(), kl=K3())
+    assert trainer.kl_weighting == "none"
+    with pytest.raises(ConfigError, match="has no effect without `kl`"):
+        GRPOExtTrainer(tiny_model_dir, digits, args, train_dataset=prompts())
+
+
+def test_a_bare_trainer_with_an_estimator_weights_it_rightly(tiny_model_dir, tmp_path):
+    args = arguments(GRPOExtConfig, tmp_path, beta=0.1)
+    trainer = GRPOExtTrainer(tiny_model_dir, digits, args, train_dataset=prompts())
+    bare = object.__new__(GRPOExtTrainer)
+    vars(bare).update({name: value for name, value in vars(trainer).items() if not name.startswith("kl")})
+    bare.kl = K2()
+    logps = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    mask = torch.ones(1, 2, dtype=torch.int64)
+    inputs = {
+        "completion_mask": mask,
+        "ref_per_token_logps": torch.tensor([[-1.5, -1.0]]),
+        "num_items_in_batch": mask.sum(),
+    }
+    inputs["old_per_token_logps"] = logps.detach() - 0.3
+    bare.current_gradient_accumulation_steps = 1
+    expected = 0.1 * (torch.tensor([0.5, -1.0]) ** 2 / 2 * torch.tensor(0.3).exp()).sum() / 2  # rho held fixed
+    assert bare._kl_loss(logps, inputs).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_a_beta_control_sees_each_step_also_with_the_kl_in_the_reward(tiny_model_dir, tmp_path, num_iterations):
+    """One generation serves two steps, or four: each is told its KL and its own completions."""
+    calls = []
+
+    class Spy(GRPOExtTrainer):
+        def _update_beta(self):
+            total, tokens, completions = self._kl_window
+            calls.append((total / tokens, completions))
+            super()._update_beta()
+
+    args = arguments(
+        GRPOExtConfig, tmp_path, beta=0.1, kl_placement="reward", per_device_train_batch_size=4, max_steps=8,
+        gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=num_iterations,
+    )  # fmt: skip
+    Spy(
+        tiny_model_dir,
+        digits,
+        args,
+        train_dataset=prompts(),
+        beta_control={"kind": "linear_beta", "start": 0.1, "end": 0.2, "steps": 8},
+    ).train()
+    assert [completions for _, completions in calls] == [8] * 8
+    kls = [kl for kl, _ in calls]
+    assert kls[0] == kls[1] == pytest.approx(0.0, abs=1e-6)
+    served = 2 * num_iterations
+    assert all(len(set(kls[i : i + served])) == 1 for i in range(0, 8, served))
+    assert kls[-1] > 0
+
+
+@pytest.mark.parametrize("bypassed", ["_generate_and_score_completions", "_compute_loss"])
+def test_a_kl_in_the_reward_that_is_bypassed_is_an_error(tiny_model_dir, tmp_path, bypassed):
+    stock = type("Stock", (GRPOExtTrainer,), {bypassed: getattr(GRPOTrainer, bypassed)})
+    args = arguments(GRPOExtConfig, tmp_path, beta=0.1, kl_placement="reward")
+    with pytest.raises(StateError, match="did not call the configured strategies"):
+        stock(tiny_model_dir, digits, args, train_dataset=prompts(), peft_config=lora()).train()
 
 
 def test_watched_estimators_cost_no_forward_and_change_nothing(tiny_model_dir, tmp_path):

@@ -175,6 +175,7 @@ def test_a_beta_control_gives_a_beta(tiny_model_dir, tmp_path, beta):
             {"kl_placement": "reward", "advantage": {"kind": "mix", "parts": [[1, "gdpo"], [1, "rank"]]}},
             "normalises each reward on its own",
         ),
+        ({"kl_placement": "reward", "mask_truncated_completions": True}, "needs the KL of every completion"),
         ({"kl_placement": "reward", "advantage": {"kind": "chain", "strategy": "gdpo"}}, "normalises each reward"),
     ],
 )

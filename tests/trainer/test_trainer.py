@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -251,6 +252,32 @@ def test_reward_functions_given_in_python_are_saved_if_they_can_be_used_elsewher
     assert set(own.strategy_specs) == {"advantage"}
     plain = make(tiny_model_dir, tmp_path, reward_funcs=accuracy_reward)  # stock TRL
     assert not plain.strategy_specs
+
+
+def test_the_output_folder_holds_the_strategies_from_the_first_checkpoint_on(tiny_model_dir, tmp_path):
+    """It is what a push during training uploads."""
+    trainer = make(
+        tiny_model_dir, tmp_path, config={"save_strategy": "steps", "save_steps": 2, "max_steps": 2}, advantage="rank"
+    )
+    trainer.train()
+    assert load_strategies(tmp_path) == load_strategies(tmp_path / "checkpoint-2") == {"advantage": {"kind": "rank"}}
+
+
+def test_a_reward_functions_name_is_not_taken_for_a_model(tiny_model_dir, tmp_path):
+    trainer = make(tiny_model_dir, tmp_path, reward_funcs=["accuracy_reward", "tests.tiny:digits"])
+    assert trainer.reward_funcs == [accuracy_reward, digits]
+
+
+def test_infinite_rewards_are_told_of_and_the_logged_reward_is_what_trained(tiny_model_dir, tmp_path):
+    trainer = make(tiny_model_dir, tmp_path, reward_funcs=[infinite, digits], config={"max_steps": 1}, advantage="rank",
+                   shaping=[{"kind": "group_length"}])  # fmt: skip
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert entry["rewards/infinite_frac"] == pytest.approx(1 / 16)  # of the two functions' cells, not of shaping's
+    plain = make(tiny_model_dir, tmp_path, reward_funcs=[infinite], config={"max_steps": 1}, advantage="rank")
+    plain.train()
+    (entry,) = [entry for entry in plain.state.log_history if "reward" in entry]
+    assert math.isfinite(entry["reward"])
 
 
 def test_nothing_is_saved_or_logged_without_strategies(tiny_model_dir, tmp_path):

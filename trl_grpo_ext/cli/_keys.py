@@ -14,7 +14,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from trl_grpo_ext.cli._catalogue import IMPORT_PATH, NUMBER, Fragment
 from trl_grpo_ext.config import GRPOExtConfig
-from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS
 
 MINIMUM = {
     "beta": 0,
@@ -32,6 +32,12 @@ MINIMUM = {
     ),
 }
 """Key -> the least it can be. TRL takes less, and then divides by it or trains the wrong way."""
+
+BEYOND_THEIR_TYPE: dict[str, Fragment] = {
+    "lora_target_modules": {"type": "string"},  # all-linear
+    "resume_from_checkpoint": {"type": "boolean"},  # from the last one
+}
+"""Key -> what TRL takes from YAML although the field's type does not say so."""
 
 JSON_TEXT: Fragment = {"type": "string", "pattern": r"^\s*[\[{]"}
 
@@ -96,8 +102,7 @@ def _key_schema(f: dataclasses.Field, annotation: Any) -> Fragment:
         many = [{"type": "array", "items": spec}] if f.name in LIST_FIELDS else []
         return {"oneOf": [spec, *many, JSON_TEXT, {"type": "null"}]}
     special: dict[str, Fragment] = {
-        "kl_weighting": {"enum": ["auto", "none", "ratio", "detached"]},
-        "kl_placement": {"enum": ["loss", "reward"]},
+        **{name: {"enum": list(words)} for name, words in SETTINGS.items()},
         "scale_rewards": {"enum": ["group", "batch", "none", True, False]},
     }
     if f.name in special:
@@ -105,7 +110,10 @@ def _key_schema(f: dataclasses.Field, annotation: Any) -> Fragment:
     if f.metadata.get("choices"):
         values = list(f.metadata["choices"])
         return {"enum": [*values, None] if type(None) in get_args(annotation) else values}
-    return annotation_schema(annotation)
+    schema = annotation_schema(annotation)
+    if f.name in BEYOND_THEIR_TYPE:
+        return {"anyOf": [*schema.get("anyOf", [schema]), BEYOND_THEIR_TYPE[f.name]]}
+    return schema
 
 
 def annotation_schema(annotation: Any) -> Fragment:

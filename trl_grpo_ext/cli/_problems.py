@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trl_grpo_ext._construction import resolve
 from trl_grpo_ext._strategy import read_json, read_number
 from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext.cli import _rewards
@@ -18,7 +19,7 @@ from trl_grpo_ext.cli._saved import NEEDS_BETA
 from trl_grpo_ext.cli._spec_problems import field_problems
 from trl_grpo_ext.config import REPLACED, GRPOExtConfig, check_settings
 from trl_grpo_ext.errors import ConfigError
-from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, to_spec
 
 # Settings about the machine the run will be on, which need not be the one where the config is checked.
 _OF_THE_MACHINE = frozenset({
@@ -69,14 +70,18 @@ def check_config(values: Mapping[str, Any], *, processes: int | None = 1) -> Rep
     args = _combined(good, processes, report)
     if args is not None:
         report.problems += _with_the_model(good, args) + _rewards.source_problems(args.rewards)
-        report.resolved = resolved_strategies(args)
+        try:
+            report.resolved = resolved_strategies(args)
+        except ConfigError as error:
+            if known.get("kl") == args.kl:  # not if it was left out: that has been told
+                report.problems.append(str(error))
     report.problems = list(dict.fromkeys(report.problems))
     return report
 
 
 def resolved_strategies(args: Any) -> dict[str, Any]:
     """Return the strategies of a config with every field written out, and how the KL term is weighted."""
-    strategies = {name: build_field(name, getattr(args, name)) for name in SPEC_FIELDS}
+    strategies = resolve(args, {})
     resolved: dict[str, Any] = {}
     for name, strategy in strategies.items():
         if strategy is not None:

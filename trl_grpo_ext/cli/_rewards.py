@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_grpo_ext._strategy import imported
 from trl_grpo_ext._suggest import did_you_mean
-from trl_grpo_ext.errors import ConfigError, SpecError
+from trl_grpo_ext.errors import CompatibilityError, ConfigError, SpecError
 from trl_grpo_ext.rewards import inner_functions
 from trl_grpo_ext.specs import build_field
 
@@ -67,6 +67,8 @@ def _source_problem(reward: Any) -> str | None:
         reward.check_source()
     except ConfigError as error:
         return str(error)
+    except CompatibilityError:  # what is installed is a matter of the machine that will train
+        return None
     return None
 
 

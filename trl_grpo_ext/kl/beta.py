@@ -80,17 +80,18 @@ class BetaControl(Strategy, ABC):
         return float(beta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"beta", "step"}``."""
-        return {"beta": self.beta, "step": self._state.step}
+        """Return ``{"beta", "step"}``; beta is None before `begin`."""
+        return {"beta": self._state.beta, "step": self._state.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`. Raises `StateError` if it is not the state of a beta control."""
         try:
-            check_number("beta", state["beta"], at_least=0)
             check_number("step", state["step"], at_least=0, integer=True)
+            check_number("beta", state["beta"], at_least=0, optional=state["step"] == 0)
         except (KeyError, TypeError, ConfigError) as error:
             raise StateError(f"cannot continue {self!r} from {state!r}: {error!r}") from error
-        self._state.beta, self._state.step = float(state["beta"]), int(state["step"])
+        self._state.beta = None if state["beta"] is None else float(state["beta"])
+        self._state.step = int(state["step"])
 
 
 @dataclass(frozen=True, kw_only=True)

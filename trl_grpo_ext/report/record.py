@@ -81,10 +81,14 @@ def series(log_history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[in
 
 
 def ends(log_history: Sequence[Mapping[str, Any]], name: str, window: int = SMOOTHING) -> tuple[float, float] | None:
-    """Return the mean of the first and of the last `window` values of `name`, or None if it was never logged."""
+    """Return the mean of the first and of the last `window` values of `name`, or None if it was never logged.
+
+    A short log is split in the middle, so that no value is in both.
+    """
     _, values = series(log_history, name)
     if not values:
         return None
+    window = max(1, min(window, len(values) // 2))
     first, last = values[:window], values[-window:]
     return sum(first) / len(first), sum(last) / len(last)
 

@@ -139,14 +139,17 @@ class RewardModel(TextScorer):
         module.config.use_cache = False
         return module.eval().requires_grad_(False), tokenizer
 
-    def _quantization(self, config: Any) -> Any:
-        from transformers import BitsAndBytesConfig
-
-        if importlib.util.find_spec("bitsandbytes") is None:
+    def check_installed(self) -> None:
+        if self.bits is not None and importlib.util.find_spec("bitsandbytes") is None:
             raise CompatibilityError(
                 f"{self.__name__} with bits={self.bits} needs bitsandbytes: run `pip install 'trl-grpo-ext[quant]'`, "
                 "or set `bits=None` to load it unquantized"
             )
+
+    def _quantization(self, config: Any) -> Any:
+        from transformers import BitsAndBytesConfig
+
+        self.check_installed()
         skip = self._head_modules(config)
         if self.bits == 8:
             return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skip)

@@ -93,7 +93,7 @@ class TextScorer(Strategy, ABC):
     @property
     def tokenizer_options(self) -> dict[str, Any]:
         """How the tokenizer is loaded."""
-        return {}
+        return {"trust_remote_code": False}  # unset, transformers would ask, and run the code on a yes
 
     @abstractmethod
     def load_config(self) -> Any:
@@ -123,6 +123,7 @@ class TextScorer(Strategy, ABC):
         Cheap: reads configs, the tokenizer and the headers of the weights. What is on the Hub is not looked at, so
         nothing is downloaded.
         """
+        self.check_installed()
         read_template(self.chat_template)
         with self._explained():
             if not is_hub_id(self.source):
@@ -130,6 +131,9 @@ class TextScorer(Strategy, ABC):
                 check_weights(self.source)
         if self.tokenizer_source is not None and not is_hub_id(self.tokenizer_source):
             self.load_tokenizer()
+
+    def check_installed(self) -> None:
+        """Raise `CompatibilityError` if a package that scoring needs is missing."""
 
     def _explained(self) -> AbstractContextManager[None]:
         """While active, an error becomes one that says which reward can't be loaded, why, and what to do."""
