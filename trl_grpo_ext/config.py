@@ -122,6 +122,11 @@ def check_settings(args: Any, strategies: dict[str, Any], *, complete: bool = Tr
             raise ConfigError(
                 f"`{name}={strategies[name]!r}` has no effect with `beta=0` (TRL's default); set beta, e.g. `beta=0.01`"
             )
+    for shaping in (strategies.get("shaping") or [])[1:]:
+        if shaping.replaces:
+            raise ConfigError(
+                f"`shaping`: {shaping!r} replaces all scores, so what stands before it is lost; put it first"
+            )
     whole = [estimator for estimator in strategies.get("kl_log") or [] if estimator.needs_vocabulary]
     if whole:
         raise ConfigError(f"`kl_log` watches without an extra forward pass, which {whole[0]!r} needs; take it as `kl`")

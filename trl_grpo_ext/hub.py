@@ -226,10 +226,16 @@ def _full_specs(specs: Mapping[str, Any]) -> dict[str, Any]:
         what = f"`{empty[0]}` is an empty list" if empty else "there are no strategies to publish"
         raise ConfigError(f"{what}; fields: {', '.join(STRATEGY_FIELDS)}")
     _check_weighting(built)
-    return {
+    full = {
         name: value if name in SETTINGS else [to_spec(s) for s in value] if name in LIST_FIELDS else to_spec(value)
         for name, value in built.items()
     }
+    here = [name for name, spec in full.items() if '"__main__:' in json.dumps(spec)]
+    if here:
+        raise ConfigError(
+            f"`{here[0]}` names something of the script that runs, which no other can import; use a module"
+        )
+    return full
 
 
 def _check_weighting(built: Mapping[str, Any]) -> None:

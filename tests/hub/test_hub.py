@@ -159,6 +159,7 @@ def test_a_folder_in_the_place_of_the_file(tmp_path):
         ({"rewards": []}, "`rewards` is an empty list"),
         ({"kl": "k1", "kl_weighting": "none"}, "it would regularise nothing"),
         ({"kl_weighting": "ratio"}, "`kl_weighting='ratio'` has no effect without `kl`"),
+        ({"advantage": "rank", "rewards": ["__main__:print"]}, "names something of the script that runs"),
     ],
 )
 def test_wrong_specs_are_not_published(server, specs, message):

@@ -79,6 +79,10 @@ def make(model, folder, reward_funcs=digits, peft=True, config=None, **kwargs):
     )
 
 
+def judge(prompts, firsts, seconds):
+    return [0.5] * len(firsts)
+
+
 def advantages(make_tensor):
     return lambda batch: AdvantageOutput(make_tensor(len(batch.rewards)), {})
 
@@ -174,6 +178,10 @@ def test_a_beta_control_gives_a_beta(tiny_model_dir, tmp_path, beta):
         (
             {"kl_placement": "reward", "advantage": {"kind": "mix", "parts": [[1, "gdpo"], [1, "rank"]]}},
             "normalises each reward on its own",
+        ),
+        (
+            {"shaping": ["group_length", {"kind": "pairwise_win_rate", "judge": "tests.trainer.test_misuse:judge"}]},
+            "what stands before it is lost; put it first",
         ),
         ({"kl_placement": "reward", "mask_truncated_completions": True}, "needs the KL of every completion"),
         ({"kl_placement": "reward", "advantage": {"kind": "chain", "strategy": "gdpo"}}, "normalises each reward"),

@@ -52,6 +52,7 @@ class PairwiseWinRate(ShapingStrategy):
 
     kind: ClassVar[str] = "pairwise_win_rate"
     needs_text: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
     runs_once: ClassVar[bool] = True
 
     judge: Callable[..., Sequence[float | None]]

@@ -31,6 +31,8 @@ class ShapingStrategy(Strategy, ABC):
     family: ClassVar[str] = "shaping"
     needs_text: ClassVar[bool] = False
     """Whether it reads `RewardBatch.prompts` and `RewardBatch.completions`."""
+    replaces: ClassVar[bool] = False
+    """Whether the scores before it are gone afterwards."""
     runs_once: ClassVar[bool] = False
     """Whether the trainer runs it on the main process only, and gives the others its result: for shaping that costs
     money or time, or does not come out the same everywhere."""
