@@ -159,12 +159,18 @@ def test_a_folder_in_the_place_of_the_file(tmp_path):
         ({"rewards": []}, "`rewards` is an empty list"),
         ({"kl": "k1", "kl_weighting": "none"}, "it would regularise nothing"),
         ({"kl_weighting": "ratio"}, "`kl_weighting='ratio'` has no effect without `kl`"),
-        ({"advantage": "rank", "rewards": ["__main__:print"]}, "names something of the script that runs"),
     ],
 )
 def test_wrong_specs_are_not_published(server, specs, message):
     with pytest.raises(ConfigError, match=message):
         hub.push_strategies(specs, "someone/set", api=api(server))
+    assert server.requests == []
+
+
+def test_what_only_the_running_script_can_import_is_not_published(server, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "own_reward", lambda completions: [], raising=False)
+    with pytest.raises(ConfigError, match="`rewards` names something of the script that runs"):
+        hub.push_strategies({"advantage": "rank", "rewards": ["__main__:own_reward"]}, "someone/set", api=api(server))
     assert server.requests == []
 
 
