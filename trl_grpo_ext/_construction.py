@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from trl_grpo_ext import _trl
 from trl_grpo_ext.config import GRPOExtConfig, check_reward_names
 from trl_grpo_ext.errors import ConfigError, SpecError
 from trl_grpo_ext.kl import K3
-from trl_grpo_ext.rewards import TRL_FUNCTIONS, AdapterRewardModel, RewardWrapper, inner_functions, is_async
-from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field, from_spec, to_spec
+from trl_grpo_ext.rewards import TRL_FUNCTIONS, RewardWrapper, inner_functions, is_async
+from trl_grpo_ext.specs import LIST_FIELDS, SPEC_FIELDS, build_field, from_spec, is_of_the_script, to_spec
 
 logger = get_logger(__name__)
 
@@ -65,11 +64,8 @@ def check_before_loading(
     if strategies["reference"] is not None:
         strategies["reference"].check_adapter(has_adapter)
     for part in (part for function in reward_funcs or [] for part in inner_functions(function)):
-        if isinstance(part, AdapterRewardModel) and not has_adapter:
-            raise ConfigError(
-                f"{part.__name__} needs a PEFT policy, whose backbone is frozen. Pass a `peft_config`, or use a "
-                "`RewardModel` of its own"
-            )
+        if hasattr(part, "check_adapter"):
+            part.check_adapter(has_adapter)
         if hasattr(part, "check_source"):
             part.check_source()
     if _trl.argument("environment_factory", trl_args, trl_kwargs) is None:  # which may bring rewards of its own
@@ -103,7 +99,7 @@ def _saved_spec(strategy: Any) -> Any:
     """Return the strategy's spec, or its text if it holds something that can't be written down, such as a lambda."""
     try:
         spec = to_spec(strategy)
-        if '"__main__:' in json.dumps(spec):
+        if is_of_the_script(spec):
             logger.warning("%r is saved as part of this script, which no other can read; move it to a module", strategy)
         return spec
     except SpecError as error:

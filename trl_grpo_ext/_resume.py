@@ -10,8 +10,8 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from trl_grpo_ext.errors import StateError
-from trl_grpo_ext.hub import STRATEGIES_FILE
+from trl_grpo_ext import hub
+from trl_grpo_ext.errors import ConfigError, StateError
 from trl_grpo_ext.reference import ReferenceStrategy
 
 logger = get_logger(__name__)
@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_saved(path: Path) -> dict[str, Any]:
     """Return what a JSON file of a checkpoint holds, nothing if there is none.
 
     Raises `StateError` that names the file if it can't be read, or holds something else than an object.
@@ -27,12 +27,9 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{path} can't be read ({error}); resume from another checkpoint") from error
-    if not isinstance(content, dict):
-        raise StateError(f"{path} must hold an object, got {type(content).__name__}; resume from another checkpoint")
-    return content
+        return hub.read_object(path)
+    except ConfigError as error:
+        raise StateError(f"{error}; resume from another checkpoint") from error
 
 
 def check_resumed_strategies(
@@ -43,7 +40,7 @@ def check_resumed_strategies(
     Raises `StateError` if one whose saved state would be misread is of another kind: one of the `stateful` fields, or a
     reference with weights of its own. Warns of whatever else differs; that may be meant.
     """
-    saved = read_object(Path(checkpoint) / STRATEGIES_FILE)
+    saved = read_saved(Path(checkpoint) / hub.STRATEGIES_FILE)
     meta = saved.pop("_meta", {})
     if not saved:  # stock TRL, or none of our files
         return

@@ -37,8 +37,10 @@ class RewardsMixin(GRPOTrainer):
             return batch
         shaped = batch
         for shaping in self.shaping:
-            after = self._shaped_once(shaping, shaped) if shaping.runs_once else shaping(shaped)
-            shaped = checked_batch(shaping, after, shaped)
+            if shaping.runs_once:
+                shaped = self._shaped_once(shaping, shaped)
+            else:
+                shaped = checked_batch(shaping, shaping(shaped), shaped)
         for index, name in enumerate(shaped.names):
             if name not in batch.names:
                 _trl.log_reward_column(self, name, shaped.rewards[:, index])

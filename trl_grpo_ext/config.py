@@ -16,7 +16,7 @@ from trl_grpo_ext._validate import check_choice, check_number, plain
 from trl_grpo_ext.advantages import AdvantageStrategy, PerReward
 from trl_grpo_ext.errors import ConfigError, GRPOExtWarning, SpecError
 from trl_grpo_ext.kl import resolve_weighting
-from trl_grpo_ext.specs import SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
+from trl_grpo_ext.specs import NEEDS_BETA, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
 
 REPLACED: dict[str, dict[str, Any]] = {
     "advantage": {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
@@ -117,7 +117,7 @@ def check_settings(args: Any, strategies: dict[str, Any], *, complete: bool = Tr
         _check_numbers(args)
     if strategies.get("kl") is not None:
         check_choice("loss_type", args.loss_type, _trl.LOSS_TYPES)
-    for name in ("kl", "kl_log", "beta_control", "reference"):
+    for name in NEEDS_BETA:
         if strategies.get(name) is not None and args.beta == 0:
             raise ConfigError(
                 f"`{name}={strategies[name]!r}` has no effect with `beta=0` (TRL's default); set beta, e.g. `beta=0.01`"
@@ -135,11 +135,10 @@ def check_settings(args: Any, strategies: dict[str, Any], *, complete: bool = Tr
     if check_placement(args, strategies) == "reward":
         return None
     weighting = getattr(args, "kl_weighting", "auto")
-    if strategies.get("kl") is None:
-        if weighting != "auto" and complete:
-            raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. `kl='k3'`")
+    check_choice("kl_weighting", weighting, SETTINGS["kl_weighting"])
+    if strategies.get("kl") is None and not complete:
         return None
-    return resolve_weighting(strategies["kl"], weighting, _bias_correction(args))
+    return resolve_weighting(strategies.get("kl"), weighting, _bias_correction(args))
 
 
 def check_placement(args: Any, strategies: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from trl_grpo_ext._suggest import shortened
 from trl_grpo_ext._validate import check_number, plain
 from trl_grpo_ext.errors import ConfigError, SpecError
 from trl_grpo_ext.kl import resolve_weighting
-from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, STRATEGY_FIELDS, build_field, to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, STRATEGY_FIELDS, build_field, is_of_the_script, to_spec
 
 STRATEGIES_FILE = "grpo_strategies.json"
 STATE_FILE = "grpo_strategy_state.json"
@@ -72,6 +72,17 @@ def _writable(value: Any) -> Any:
 
 
 # Reading
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises `ConfigError` that names the file if it can't be read or holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold an object, got {type(content).__name__}")
+    return content
 
 
 def load_strategies(
@@ -225,26 +236,17 @@ def _full_specs(specs: Mapping[str, Any]) -> dict[str, Any]:
     if empty or not built:
         what = f"`{empty[0]}` is an empty list" if empty else "there are no strategies to publish"
         raise ConfigError(f"{what}; fields: {', '.join(STRATEGY_FIELDS)}")
-    _check_weighting(built)
+    resolve_weighting(built.get("kl"), built.get("kl_weighting", "auto"))  # raises: nobody could train with such a set
     full = {
         name: value if name in SETTINGS else [to_spec(s) for s in value] if name in LIST_FIELDS else to_spec(value)
         for name, value in built.items()
     }
-    here = [name for name, spec in full.items() if '"__main__:' in json.dumps(spec)]
+    here = [name for name, spec in full.items() if is_of_the_script(spec)]
     if here:
         raise ConfigError(
             f"`{here[0]}` names something of the script that runs, which no other can import; use a module"
         )
     return full
-
-
-def _check_weighting(built: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if `kl_weighting` does not go with the KL: nobody could train with such a set."""
-    weighting = built.get("kl_weighting", "auto")
-    if built.get("kl") is not None:
-        resolve_weighting(built["kl"], weighting)
-    elif weighting != "auto":
-        raise ConfigError(f"`kl_weighting={weighting!r}` has no effect without `kl`; set `kl`, e.g. 'k3'")
 
 
 def strategies_card(specs: Mapping[str, Any], repo_id: str) -> str:

@@ -6,6 +6,7 @@ strategies outside this package an import path (``{"kind": "my_pkg.my_module:MyS
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from trl_grpo_ext._strategy import FAMILIES, Strategy, build, dump, kinds, read_json, refuse_code
@@ -17,11 +18,13 @@ from trl_grpo_ext.kl.base import WEIGHTINGS
 __all__ = [
     "FAMILIES",
     "LIST_FIELDS",
+    "NEEDS_BETA",
     "SETTINGS",
     "SPEC_FIELDS",
     "STRATEGY_FIELDS",
     "build_field",
     "from_spec",
+    "is_of_the_script",
     "kinds",
     "to_spec",
 ]
@@ -41,6 +44,9 @@ LIST_FIELDS = ("kl_log", "shaping", "rewards")
 
 SETTINGS = {"kl_weighting": ("auto", *WEIGHTINGS), "kl_placement": ("loss", "reward")}
 """Our fields that are plain words, with the words they may be; the first is the default."""
+
+NEEDS_BETA = ("kl", "kl_log", "beta_control", "reference")
+"""Fields that mean nothing without a KL term."""
 
 STRATEGY_FIELDS = (*SPEC_FIELDS, *SETTINGS)
 """Every field that makes up a set of strategies."""
@@ -76,6 +82,11 @@ def to_spec(strategy: Strategy | Any) -> Any:
     {'kind': 'zscore', 'eps': 0.0001, 'ddof': 0, 'scale': 'group'}
     """
     return dump(strategy)
+
+
+def is_of_the_script(spec: Any) -> bool:
+    """Whether a spec names something of the script that runs, which no other process can import."""
+    return '"__main__:' in json.dumps(spec)
 
 
 def build_field(name: str, value: Any, *, remote: bool = False, trust_remote_code: bool = False) -> Any:

@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from trl_grpo_ext import _trl, hub
 from trl_grpo_ext._construction import check_before_loading, numbered, resolve, reward_functions, saved_specs
 from trl_grpo_ext._outputs import checked_advantages
-from trl_grpo_ext._resume import check_resumed_strategies, read_object
+from trl_grpo_ext._resume import check_resumed_strategies, read_saved
 from trl_grpo_ext._strategy import Strategy
 from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext._trainer_kl import KLMixin
@@ -231,7 +231,7 @@ class GRPOExtTrainer(RewardsMixin, KLMixin, ReferenceMixin, GRPOTrainer):
         if checkpoint is None:
             return
         stateful = self._stateful()
-        saved = read_object(Path(checkpoint) / hub.STATE_FILE) if stateful else {}
+        saved = read_saved(Path(checkpoint) / hub.STATE_FILE) if stateful else {}
         check_resumed_strategies(checkpoint, self.strategy_specs, stateful.keys() & saved.keys(), self._reference)
         for name, strategy in stateful.items():
             if name not in saved:

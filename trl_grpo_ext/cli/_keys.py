@@ -85,6 +85,7 @@ def fields_by_name() -> dict[str, dataclasses.Field]:
     return {f.name: f for cls in CLASSES for f in dataclasses.fields(cls) if f.init}
 
 
+@cache
 def key_schemas() -> dict[str, Fragment]:
     """Return key -> JSON Schema, without accelerate's."""
     schemas: dict[str, Fragment] = {"env": {"type": "object", "description": "Environment variables to set."}}

@@ -15,11 +15,10 @@ from trl_grpo_ext._suggest import nearest
 from trl_grpo_ext.cli import _rewards
 from trl_grpo_ext.cli._fit import misfit
 from trl_grpo_ext.cli._keys import CLASSES, key_schemas, launch_actions
-from trl_grpo_ext.cli._saved import NEEDS_BETA
 from trl_grpo_ext.cli._spec_problems import field_problems
 from trl_grpo_ext.config import REPLACED, GRPOExtConfig, check_settings
 from trl_grpo_ext.errors import ConfigError
-from trl_grpo_ext.specs import LIST_FIELDS, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, to_spec
+from trl_grpo_ext.specs import LIST_FIELDS, NEEDS_BETA, SETTINGS, SPEC_FIELDS, STRATEGY_FIELDS, build_field, to_spec
 
 # Settings about the machine the run will be on, which need not be the one where the config is checked.
 _OF_THE_MACHINE = frozenset({
@@ -30,13 +29,12 @@ _OF_THE_MACHINE = frozenset({
 
 _STAND_IN_BETA = 0.01
 """A beta that is wrong is meant to be one: what needs it is judged as if it were."""
+
 _BATCH = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     "num_generations",
 )  # fmt: skip
 """What TRL's rules about divisible batches are about, all at once."""
-
-_PEFT_ONLY = ("adapter_off", "frozen_adapter", "moving_anchor")
 
 
 @dataclass
@@ -202,23 +200,14 @@ def _named(message: str, values: Mapping[str, Any]) -> list[str]:
 def _with_the_model(good: Mapping[str, Any], args: Any) -> list[str]:
     """Return problems between the strategies and how the model is loaded."""
     found = []
-    reference = args.reference["kind"] if isinstance(args.reference, dict) else args.reference
-    uses_peft = bool(good.get("use_peft"))
-    if reference in _PEFT_ONLY and not uses_peft:
-        found.append(f"`reference` {reference!r} needs an adapter on the policy; set `use_peft: true`")
-    if reference == "full_copy" and uses_peft:
-        found.append("`reference` 'full_copy' is for full fine-tuning; unset `use_peft` or use 'adapter_off'")
-    if not uses_peft and "adapter_reward_model" in _kinds_in(args.rewards):
+    reference, uses_peft = build_field("reference", args.reference), bool(good.get("use_peft"))
+    if reference is not None and reference.needs_adapter and not uses_peft:
+        found.append(f"`reference` {reference.name!r} needs an adapter on the policy; set `use_peft: true`")
+    if reference is not None and reference.needs_adapter is False and uses_peft:
+        found.append(f"`reference` {reference.name!r} is for full fine-tuning; unset `use_peft` or use 'adapter_off'")
+    if not uses_peft and any(hasattr(part, "check_adapter") for part in _rewards.parts(args.rewards)):
         found.append("`rewards` kind 'adapter_reward_model' needs a LoRA policy; set `use_peft: true`")
     return found
-
-
-def _kinds_in(spec: Any) -> set[str]:
-    if isinstance(spec, Mapping):
-        return {str(spec.get("kind"))}.union(*map(_kinds_in, spec.values()))
-    if isinstance(spec, (list, tuple)):
-        return set().union(*map(_kinds_in, spec))
-    return {spec} if isinstance(spec, str) else set()
 
 
 def raise_problems(report: Report) -> None:

@@ -57,9 +57,13 @@ def missing(values: Mapping[str, Any]) -> list[str]:
 
 def source_problems(specs: Any) -> list[str]:
     """Return what can be seen beforehand to be wrong with the reward models among specs that can be built."""
-    parts = [part for function in build_field("rewards", specs) or [] for part in inner_functions(function)]
-    found = (_source_problem(part) for part in parts if hasattr(part, "check_source"))
+    found = (_source_problem(part) for part in parts(specs) if hasattr(part, "check_source"))
     return [f"`rewards`: {problem}" for problem in found if problem is not None]
+
+
+def parts(specs: Any) -> list[Any]:
+    """Build the reward functions and return them, with those inside wrappers."""
+    return [part for function in build_field("rewards", specs) or [] for part in inner_functions(function)]
 
 
 def _source_problem(reward: Any) -> str | None:

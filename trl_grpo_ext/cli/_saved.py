@@ -7,8 +7,7 @@ from typing import Any
 
 from trl_grpo_ext import hub
 from trl_grpo_ext.errors import ConfigError
-
-NEEDS_BETA = frozenset({"kl", "kl_log", "beta_control", "reference"})
+from trl_grpo_ext.specs import NEEDS_BETA
 
 
 def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,4 +31,4 @@ def with_saved_strategies(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_beta(saved: hub.Saved) -> dict[str, Any]:
     """Return the strategies, and with a KL among them the beta that it was trained with."""
-    return {**saved.specs, "beta": saved.beta} if saved.beta and NEEDS_BETA & saved.specs.keys() else saved.specs
+    return {**saved.specs, "beta": saved.beta} if saved.beta and saved.specs.keys() & NEEDS_BETA else saved.specs

@@ -29,9 +29,11 @@ def exact_weighting(estimator: KLEstimator) -> str | None:
 
 
 def resolve_weighting(
-    estimator: KLEstimator, kl_weighting: str = "auto", use_bias_correction_kl: bool | None = None
-) -> str:
+    estimator: KLEstimator | None, kl_weighting: str = "auto", use_bias_correction_kl: bool | None = None
+) -> str | None:
     """Return "none", "ratio" or "detached" for an estimator and the two settings that may choose it.
+
+    Without an estimator there is nothing to weight: None, and an explicit `kl_weighting` is an error.
 
     `use_bias_correction_kl` is TRL's name for "ratio" (True) or "none" (False); None leaves the choice to
     `kl_weighting`. Raises `ConfigError` if both are set and differ, or if the choice makes the expected gradient zero
@@ -42,6 +44,10 @@ def resolve_weighting(
     'detached'
     """
     check_choice("kl_weighting", kl_weighting, ("auto", *WEIGHTINGS))
+    if estimator is None:
+        if kl_weighting != "auto":
+            raise ConfigError(f"`kl_weighting={kl_weighting!r}` has no effect without `kl`; set `kl`, e.g. `kl='k3'`")
+        return None
     explicit, setting = _explicit(kl_weighting, use_bias_correction_kl)
     best = exact_weighting(estimator)
     if explicit is None:

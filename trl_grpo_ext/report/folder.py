@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from trl_grpo_ext.errors import ConfigError
-from trl_grpo_ext.hub import STRATEGIES_FILE
+from trl_grpo_ext.hub import STRATEGIES_FILE, read_object
 from trl_grpo_ext.report.record import Row, RunRecord, ends
 
 RECORD_FILE = "run.json"
@@ -32,13 +31,13 @@ def read_run(folder: Path) -> RunRecord:
     if (folder / RECORD_FILE).exists():
         return RunRecord.load(folder / RECORD_FILE)
     state = _newest_state(folder)
-    log = _object(state).get("log_history")
+    log = read_object(state).get("log_history")
     if not isinstance(log, list) or not log:
         raise ConfigError(f"{state} holds no log: nothing was logged before it was saved (see `logging_steps`)")
     saved = {}
     for place in (state.parent, folder):
         if (place / STRATEGIES_FILE).exists():
-            saved = _object(place / STRATEGIES_FILE)
+            saved = read_object(place / STRATEGIES_FILE)
             break
     versions = saved.pop("_meta", {}).get("versions", {})
     without = "" if saved else " Nothing was configured: it trained as TRL does."
@@ -74,13 +73,3 @@ def _newest_state(folder: Path) -> Path:
             "`save_strategy` (and `logging_steps`) to leave a log"
         )
     return max(numbered, key=lambda path: numbered[path])
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold an object, got {type(content).__name__}")
-    return content

@@ -66,16 +66,21 @@ class AdapterRewardModel(TextScorer):
     def source(self) -> str:
         return self.adapter
 
+    def check_adapter(self, present: bool, got: str = "a policy without an adapter") -> None:
+        """Raise `ConfigError` unless the policy has an adapter (`present`)."""
+        if not present:
+            raise ConfigError(
+                f"{self.__name__} needs a PEFT policy, whose backbone is frozen; got {got}. Pass a `peft_config`, or "
+                "use a `RewardModel` of its own"
+            )
+
     def bind(self, model: Any, tokenizer: Any) -> None:
         """Take the policy whose backbone scores, and its tokenizer. Forgets what was loaded for another policy.
 
         Raises `ConfigError` if it is not a PEFT model on the base model that the adapter was trained on.
         """
-        if not hasattr(model, "peft_config") or not hasattr(model, "get_base_model"):
-            raise ConfigError(
-                f"{self.__name__} needs a PEFT policy, whose backbone is frozen; got {type(model).__name__}. Pass a "
-                "`peft_config`, or use a `RewardModel` of its own"
-            )
+        present = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+        self.check_adapter(present, got=type(model).__name__)
         with self._explained():
             trained_on = self.load_config().base_model_name_or_path
             self._labels()
