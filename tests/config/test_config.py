@@ -117,6 +117,7 @@ def test_the_config_survives_a_round_trip_through_its_dict(tmp_path):
         ({"kl": "naive", "kl_weighting": "none", "beta": 0.1}, r"expected gradient is zero.*regularise nothing"),
         ({"kl": "k2", "use_bias_correction_kl": True, "beta": 0.1}, r"use_bias_correction_kl=True.*not that of the KL"),
         ({"kl": "k2", "kl_weighting": "ratio", "beta": 0.1}, r"not that of the KL"),
+        ({"kl_weighting": "rato"}, r"`kl_weighting` must be one of .*did you mean 'ratio'"),
         ({"kl": "k3", "kl_weighting": "ratoi", "beta": 0.1}, r"`kl_weighting` must be one of"),
         (
             {"kl": "k3", "kl_weighting": "none", "use_bias_correction_kl": True, "beta": 0.1},
